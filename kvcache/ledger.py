@@ -1,0 +1,298 @@
+"""Who owns each page, from admission to the last step that may touch it.
+
+Every page is at any moment in exactly one of: *free*, the *tree* (the prefix cache), one *holding* (what a sequence
+holds for itself alone), *retiring* (given up, but a launched step may still touch it). ``check_integrity`` proves it.
+The scheduler never moves a page itself: it asks for room, says what was computed, and says that a sequence ended.
+
+A sequence's page table is a row of ``table``. Its entries for the cached prefix point at the tree's pages, under the
+sequence's lock; the others are its own. Rows and pages leave a sequence only through the retire queue: they are stamped
+with the last launched step and come free when that step was collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcache.allocator import PageAllocator
+from kvcache.base import IntegrityError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvcache.base import Handle, Int32Array, PrefixCache
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """What one admitted sequence holds. Only the ledger changes it.
+
+    Attributes:
+        row: Its row of the page table, and of the engine's future-token table.
+        handle: The end of its locked prefix in the cache.
+        pages: Entries of its row that are in use, locked ones included.
+        admitted_len: Tokens that came from the cache at admission.
+        namespace: Of its prefixes.
+        writes: Whether what it computes may enter the cache: False under bypass, and after a flush.
+    """
+
+    row: int
+    handle: Handle
+    pages: int
+    admitted_len: int
+    namespace: bytes
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages by owner; they sum to ``total``."""
+
+    total: int
+    free: int
+    evictable: int
+    protected: int
+    private: int
+    retiring: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Retiring:
+    stamp: int
+    pages: Int32Array
+    row: int | None
+
+
+class Ledger:
+    """Moves pages between the pool, the prefix cache and sequences.
+
+    Args:
+        cache: The prefix cache; from here on, only the ledger changes it.
+        num_pages: Pages in the pool.
+        max_rows: Sequences that may be admitted at once.
+        max_tokens: Tokens whose KV one sequence may hold.
+    """
+
+    def __init__(self, cache: PrefixCache, num_pages: int, max_rows: int, max_tokens: int) -> None:
+        self.cache = cache
+        self.page_size = cache.page_size
+        self.num_pages = num_pages
+        width = min(self.pages_for(max_tokens), num_pages)
+        self.table = np.zeros((max_rows, width), dtype=np.int32)
+        self.evicted_pages = 0
+        self._allocator = PageAllocator(num_pages)
+        self._free_rows = list(range(max_rows - 1, -1, -1))
+        self._holdings: dict[int, Holding] = {}
+        self._retiring: deque[_Retiring] = deque()
+        self._launched = 0
+        self._collected = 0
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold this many tokens."""
+        return -(-tokens // self.page_size)
+
+    # Room for sequences.
+
+    def admit(self, ids: Int32Array, *, namespace: bytes, bypass: bool, spare: int) -> Holding | None:
+        """Locks the longest cached prefix of ``ids[:-1]`` and allocates pages for the rest of ``ids``.
+
+        The last id is left out of the match, so that at least one token is always computed.
+
+        Args:
+            ids: int32[n], every token whose KV the sequence is about to need, n at least 1.
+            namespace: Of its prefixes.
+            bypass: Neither match now nor insert later.
+            spare: Pages that have to stay allocatable for others.
+
+        Returns:
+            The holding, or None, with nothing changed, where there is no room now.
+        """
+        if not self._free_rows:
+            return None
+        match = self.cache.match_prefix(ids[:0] if bypass else ids[:-1], namespace=namespace)
+        cached = match.cached_len // self.page_size
+        needed = self.pages_for(len(ids)) - cached
+        if needed + spare > self.allocatable_pages:
+            return None
+        # Locking moves the prefix from evictable to protected, so only now is it known what can be evicted.
+        self.cache.lock_handle(match.handle)
+        if needed + spare > self.allocatable_pages:
+            self._unlock(match.handle)
+            return None
+        row = self._free_rows.pop()
+        entries = self.table[row]
+        entries[:cached] = self._pages_of(match.handle.get_matched_indices())
+        entries[cached : cached + needed] = self._allocate(needed)
+        holding = Holding(row, match.handle, cached + needed, match.cached_len, namespace, writes=not bypass)
+        self._holdings[row] = holding
+        return holding
+
+    def extend(self, holding: Holding, tokens: int) -> bool:
+        """Makes room for the KV of ``tokens`` tokens in all; returns False, with nothing changed, if there is none."""
+        needed = self.pages_for(tokens) - holding.pages
+        if needed <= 0:
+            return True
+        if needed > self.allocatable_pages:
+            return False
+        self.table[holding.row, holding.pages : holding.pages + needed] = self._allocate(needed)
+        holding.pages += needed
+        return True
+
+    @property
+    def allocatable_pages(self) -> int:
+        """Pages that are free or can be evicted now."""
+        return self._allocator.free_count + self.cache.size_info.evictable_size // self.page_size
+
+    # What a sequence computed, and its end.
+
+    def commit(self, holding: Holding, ids: Int32Array) -> None:
+        """Shares a running sequence's computed prefix: ``ids`` are the tokens whose forward pass completed."""
+        self._settle(holding, ids, finished=False)
+
+    def release(self, holding: Holding, ids: Int32Array) -> None:
+        """Ends a sequence, keeping the prefix ``ids`` whose forward pass completed in the cache."""
+        self._settle(holding, ids, finished=True)
+
+    def discard(self, holding: Holding) -> None:
+        """Ends a sequence whose KV is not to be trusted, and forgets what it had shared before."""
+        self._retire(self._pages_of(self.cache.discard(holding.handle, holding.admitted_len)))
+        holding.writes = False
+        self._settle(holding, np.empty(0, dtype=np.int32), finished=True)
+
+    def _settle(self, holding: Holding, ids: Int32Array, *, finished: bool) -> None:
+        """The one place where pages pass from a sequence to the cache or to the retire queue.
+
+        By token position, with every border but ``computed`` at a page border::
+
+            0          old cached      now cached       inserted        computed       allocated
+            |   locked    |   duplicates   |   given to     |     tail      |    reserved    |
+            |   before    |  tree has own  |   the tree     | (part of page)|  (not written) |
+
+        Duplicates go to the retire queue once the page table points at the tree's pages instead. The given pages are
+        the tree's, and stay in the page table under the new lock. Tail and reserved pages stay the sequence's until
+        it ends, and then retire too.
+        """
+        page, entries = self.page_size, self.table[holding.row]
+        old = holding.handle
+        first = old.cached_len // page
+        # A prefix that was cut from the tree cannot be extended there: its pages already have an owner.
+        if holding.writes and old.attached and len(ids) // page > first:
+            slots = (entries[: self.pages_for(len(ids)), None] * page + np.arange(page, dtype=np.int32)).ravel()
+            inserted = self.cache.insert_prefix(ids, slots[: len(ids)], namespace=holding.namespace)
+            self.cache.lock_handle(inserted.handle)
+            already = inserted.cached_len // page
+            if already > first:
+                duplicates = entries[first:already].copy()
+                entries[first:already] = self._pages_of(inserted.handle.get_matched_indices())[first:already]
+                self._retire(duplicates)
+            holding.handle = inserted.handle
+            self._unlock(old)
+        if finished:
+            kept = holding.handle.cached_len // page
+            self._unlock(holding.handle)
+            self._retire(entries[kept : holding.pages].copy(), holding.row)
+            del self._holdings[holding.row]
+
+    def flush(self) -> int:
+        """Forgets every cached prefix; what running sequences compute is not cached. Returns the pages given back."""
+        for holding in self._holdings.values():
+            holding.writes = False
+        pages = self._pages_of(self.cache.reset())
+        self._retire(pages)
+        return len(pages)
+
+    # The retire queue.
+
+    def launch(self, step: int) -> None:
+        """Step ``step`` was launched: what retires from now on waits for it."""
+        self._launched = step
+
+    def collect(self, step: int) -> None:
+        """Step ``step`` was collected: what waited for it comes free."""
+        self._collected = step
+        while self._retiring and self._retiring[0].stamp <= step:
+            self._free(self._retiring.popleft())
+
+    def _retire(self, pages: Int32Array, row: int | None = None) -> None:
+        if len(pages) == 0 and row is None:
+            return
+        entry = _Retiring(self._launched, pages, row)
+        if self._launched == self._collected:
+            self._free(entry)
+        else:
+            self._retiring.append(entry)
+
+    def _free(self, entry: _Retiring) -> None:
+        self._allocator.free(entry.pages)
+        if entry.row is not None:
+            self._free_rows.append(entry.row)
+
+    # Pages.
+
+    def _allocate(self, pages: int) -> Int32Array:
+        missing = pages - self._allocator.free_count
+        if missing > 0:
+            # An evicted page need not retire: no live sequence holds it, and whoever gets it writes it in a later step.
+            self._allocator.free(self._pages_of(self.cache.evict(missing * self.page_size)))
+            self.evicted_pages += missing
+        return self._allocator.allocate(pages)
+
+    def _unlock(self, handle: Handle) -> None:
+        self._retire(self._pages_of(self.cache.lock_handle(handle, unlock=True)))
+
+    def _pages_of(self, slots: Int32Array) -> Int32Array:
+        return slots[:: self.page_size] // self.page_size
+
+    # Proof.
+
+    @property
+    def counts(self) -> PageCounts:
+        """Pages by owner, now."""
+        size = self.cache.size_info
+        return PageCounts(
+            total=self.num_pages,
+            free=self._allocator.free_count,
+            evictable=size.evictable_size // self.page_size,
+            protected=size.protected_size // self.page_size,
+            private=sum(len(self._private_pages(holding)) for holding in self._holdings.values()),
+            retiring=sum(len(entry.pages) for entry in self._retiring),
+        )
+
+    def _private_pages(self, holding: Holding) -> Int32Array:
+        private: Int32Array = self.table[holding.row, holding.handle.cached_len // self.page_size : holding.pages]
+        return private
+
+    def check_integrity(self) -> None:
+        """Proves that every page and row has exactly one owner, and the cache's own invariants.
+
+        Raises:
+            IntegrityError: The message names the page or row and its owners.
+        """
+        self.cache.check_integrity()
+        self._allocator.check_integrity()
+        held = self.cache.held_slots()
+        if self.cache.size_info.total_size != len(held):
+            raise IntegrityError(f"the cache holds {len(held)} slots but counts {self.cache.size_info.total_size}")
+        owners: dict[str, Iterable[Int32Array]] = {
+            "free": [self._allocator.free_pages()],
+            "tree": [held[held % self.page_size == 0] // self.page_size],
+            "holding": [self._private_pages(holding) for holding in self._holdings.values()],
+            "retiring": [entry.pages for entry in self._retiring],
+        }
+        count = np.zeros(self.num_pages, dtype=np.int32)
+        for groups in owners.values():
+            for pages in groups:
+                np.add.at(count, pages, 1)
+        for page in np.flatnonzero(count != 1):
+            names = [name for name, groups in owners.items() if any(page in pages for pages in groups)]
+            raise IntegrityError(f"page {page} has {count[page]} owners: {names}")
+        for holding in self._holdings.values():
+            cached = self._pages_of(holding.handle.get_matched_indices())
+            if not np.array_equal(self.table[holding.row, : len(cached)], cached):
+                raise IntegrityError(f"row {holding.row} does not point at its locked prefix")
+        rows = sorted([*self._free_rows, *self._holdings, *(e.row for e in self._retiring if e.row is not None)])
+        if rows != list(range(len(self.table))):
+            raise IntegrityError(f"rows have not one owner each: {rows}")

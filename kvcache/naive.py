@@ -1,0 +1,135 @@
+"""The control group: a prefix cache that remembers nothing.
+
+It changes no line of its callers, who work as with ``RadixCache`` and only compute everything again. So it refuses the
+same arguments, and counts locks as strictly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcache.arguments import as_int32, insertable_arrays, pages_up
+from kvcache.base import (
+    Handle,
+    InsertResult,
+    IntegrityError,
+    MatchResult,
+    NotEnoughEvictableError,
+    PrefixCache,
+    SizeInfo,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcache.base import Int32Array
+
+
+class NaiveHandle(Handle):
+    """The empty prefix, which is always there."""
+
+    __slots__ = ("locks",)
+
+    def __init__(self) -> None:
+        self.locks = 0
+
+    @property
+    def cached_len(self) -> int:
+        """0."""
+        return 0
+
+    @property
+    def attached(self) -> bool:
+        """True: nothing is ever cut off."""
+        return True
+
+    def get_matched_indices(self) -> Int32Array:
+        """int32[0]."""
+        return np.empty(0, np.int32)
+
+
+class NaiveCache(PrefixCache):
+    """Never matches and keeps nothing: every slot that is offered stays the caller's.
+
+    Args:
+        page_size: Tokens in a page, at least 1.
+    """
+
+    def match_prefix(self, ids: Int32Array | Sequence[int], *, namespace: bytes = b"") -> MatchResult:
+        """The empty prefix.
+
+        Raises:
+            TypeError, ValueError: As ``RadixCache.match_prefix``.
+        """
+        del namespace
+        as_int32(ids, "ids")
+        return MatchResult(0, NaiveHandle())
+
+    def insert_prefix(
+        self, ids: Int32Array | Sequence[int], slots: Int32Array | Sequence[int], *, namespace: bytes = b""
+    ) -> InsertResult:
+        """Takes nothing over.
+
+        Raises:
+            TypeError, ValueError: As ``RadixCache.insert_prefix``.
+        """
+        del namespace
+        insertable_arrays(ids, slots, self.page_size)
+        return InsertResult(0, NaiveHandle())
+
+    def lock_handle(self, handle: Handle, unlock: bool = False) -> Int32Array:
+        """Counts locks, which protect nothing; returns int32[0].
+
+        Raises:
+            IntegrityError: Unlocking a handle that is not locked.
+        """
+        if not isinstance(handle, NaiveHandle):
+            raise TypeError(f"not a handle of a naive cache: {type(handle).__name__}")
+        if unlock and handle.locks == 0:
+            raise IntegrityError("a handle that is not locked was unlocked")
+        handle.locks += -1 if unlock else 1
+        return np.empty(0, np.int32)
+
+    def evict(self, n: int) -> Int32Array:
+        """int32[0] for n = 0.
+
+        Raises:
+            NotEnoughEvictableError: n is positive.
+            ValueError: n is negative.
+        """
+        if pages_up(n, self.page_size, "n") > 0:
+            raise NotEnoughEvictableError(f"{n} tokens to evict, but a naive cache holds none")
+        return np.empty(0, np.int32)
+
+    @property
+    def size_info(self) -> SizeInfo:
+        """0 and 0."""
+        return SizeInfo(0, 0)
+
+    @property
+    def node_count(self) -> int:
+        """0."""
+        return 0
+
+    def reset(self) -> Int32Array:
+        """int32[0]."""
+        return np.empty(0, np.int32)
+
+    def discard(self, handle: Handle, keep: int) -> Int32Array:
+        """int32[0].
+
+        Raises:
+            ValueError: keep is negative.
+        """
+        del handle
+        pages_up(keep, self.page_size, "keep")
+        return np.empty(0, np.int32)
+
+    def check_integrity(self) -> None:
+        """Holds by construction: there is no state."""
+
+    def held_slots(self) -> Int32Array:
+        """int32[0]."""
+        return np.empty(0, np.int32)

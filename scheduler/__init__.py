@@ -1,0 +1,1 @@
+"""The request scheduler: admission, batch building, overlap with the device, publishing."""
