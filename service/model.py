@@ -42,7 +42,13 @@ class ServedModel:
     @property
     def limits(self) -> Limits:
         """What requests are checked against."""
-        return Limits(self.spec.vocab_size, self.spec.context_length, self.tokenizer.eos_token_ids)
+        spec = self.spec
+        return Limits(
+            spec.vocab_size,
+            spec.context_length,
+            self.tokenizer.eos_token_ids,
+            default_temperature=spec.default_temperature,
+        )
 
     def require(self, name: str) -> None:
         """Accepts the model's name, an alias, or nothing.
@@ -83,4 +89,5 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
             page_size=model.page_size,
             pool_tokens=model.pool_tokens,
             server_version=self._version,
+            default_temperature=spec.default_temperature,
         )

@@ -76,7 +76,7 @@ def _build(settings: Settings) -> Replica:
 
 
 def _torch(settings: Settings) -> tuple[Engine, Tokenizer]:
-    from engine.model_path import resolve_model  # noqa: PLC0415
+    from engine.model_path import recommended_temperature, resolve_model  # noqa: PLC0415
     from service.text import Tokenizer  # noqa: PLC0415
 
     # The tokenizer first: it is quick, and a wrong file need not wait for torch to load.
@@ -86,6 +86,7 @@ def _torch(settings: Settings) -> tuple[Engine, Tokenizer]:
 
     engine = TorchEngine(
         path,
+        temperature=recommended_temperature(settings.model),
         dtype=settings.dtype,
         page_size=settings.page_size,
         pool_tokens=settings.pool_tokens,

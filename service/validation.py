@@ -34,7 +34,6 @@ MAX_CONTINUATIONS = 128
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_IDS = 128
-DEFAULT_TEMPERATURE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +78,13 @@ class Limits:
         vocab_size: Token ids are in [0, vocab_size).
         context_length: Prompt and output together, in tokens.
         eos_token_ids: Ids that end generation unless the request ignores them.
+        default_temperature: For requests that name none.
     """
 
     vocab_size: int
     context_length: int
     eos_token_ids: frozenset[int]
+    default_temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def namespace_of(salt: str) -> bytes:
 
 def _sampling(params: pb.SamplingParams, limits: Limits) -> Sampling:
     return Sampling(
-        temperature=params.temperature if params.HasField("temperature") else DEFAULT_TEMPERATURE,
+        temperature=params.temperature if params.HasField("temperature") else limits.default_temperature,
         # A cut beyond the vocabulary cuts nothing; clamped, it fits the engine's int32.
         top_k=min(params.top_k, limits.vocab_size),
         top_p=params.top_p if params.HasField("top_p") else 1.0,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.base import ModelLoadError
-from engine.model_path import display_name, resolve_model
+from engine.model_path import DEFAULT_MODEL, display_name, recommended_temperature, resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,3 +163,8 @@ def test_without_a_network_a_hub_name_is_one_clear_line(tmp_path: Path) -> None:
 )
 def test_a_display_name_is_the_files_without_its_quantization(file: str, name: str) -> None:
     assert display_name(Path("/models") / file) == name
+
+
+def test_the_default_model_is_drawn_as_its_authors_recommend_and_a_file_by_its_own_word() -> None:
+    assert recommended_temperature(DEFAULT_MODEL) == 0.2
+    assert recommended_temperature("some/file.gguf") is None

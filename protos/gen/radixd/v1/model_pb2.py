@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15radixd/v1/model.proto\x12\tradixd.v1\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xb1\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rchat_template\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x11\n\tpage_size\x18\x0b \x01(\r\x12\x13\n\x0bpool_tokens\x18\x0c \x01(\x04\x12\x16\n\x0eserver_version\x18\r \x01(\tB\x0f\n\r_bos_token_id2S\n\x0cModelService\x12\x43\n\x08GetModel\x12\x1a.radixd.v1.GetModelRequest\x1a\x1b.radixd.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15radixd/v1/model.proto\x12\tradixd.v1\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xce\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rchat_template\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x11\n\tpage_size\x18\x0b \x01(\r\x12\x13\n\x0bpool_tokens\x18\x0c \x01(\x04\x12\x16\n\x0eserver_version\x18\r \x01(\t\x12\x1b\n\x13\x64\x65\x66\x61ult_temperature\x18\x0e \x01(\x02\x42\x0f\n\r_bos_token_id2S\n\x0cModelService\x12\x43\n\x08GetModel\x12\x1a.radixd.v1.GetModelRequest\x1a\x1b.radixd.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELREQUEST']._serialized_start=36
   _globals['_GETMODELREQUEST']._serialized_end=68
   _globals['_GETMODELRESPONSE']._serialized_start=71
-  _globals['_GETMODELRESPONSE']._serialized_end=376
-  _globals['_MODELSERVICE']._serialized_start=378
-  _globals['_MODELSERVICE']._serialized_end=461
+  _globals['_GETMODELRESPONSE']._serialized_end=405
+  _globals['_MODELSERVICE']._serialized_start=407
+  _globals['_MODELSERVICE']._serialized_end=490
 # @@protoc_insertion_point(module_scope)

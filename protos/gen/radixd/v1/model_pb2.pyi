@@ -59,6 +59,7 @@ class GetModelResponse(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     POOL_TOKENS_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
+    DEFAULT_TEMPERATURE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name Started reports and requests may give."""
     architecture: _builtins.str
@@ -81,6 +82,8 @@ class GetModelResponse(_message.Message):
     """Tokens in the whole page pool."""
     server_version: _builtins.str
     """The server's version."""
+    default_temperature: _builtins.float
+    """What requests that name no temperature are drawn with."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names that requests may give."""
@@ -105,10 +108,11 @@ class GetModelResponse(_message.Message):
         page_size: _builtins.int = ...,
         pool_tokens: _builtins.int = ...,
         server_version: _builtins.str = ...,
+        default_temperature: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "aliases", b"aliases", "architecture", b"architecture", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "name", b"name", "page_size", b"page_size", "pool_tokens", b"pool_tokens", "server_version", b"server_version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "aliases", b"aliases", "architecture", b"architecture", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_length", b"context_length", "default_temperature", b"default_temperature", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "name", b"name", "page_size", b"page_size", "pool_tokens", b"pool_tokens", "server_version", b"server_version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015

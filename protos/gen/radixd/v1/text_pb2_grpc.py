@@ -59,7 +59,7 @@ class TextServiceServicer:
     def Tokenize(self, request, context):
         """Turns text into token ids, as Generate would.
 
-        Statuses: NOT_FOUND (model).
+        Statuses: INVALID_ARGUMENT (more than 8 Mi characters, or text that the vocabulary cannot spell), NOT_FOUND (model).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

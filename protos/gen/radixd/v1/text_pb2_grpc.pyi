@@ -36,7 +36,7 @@ class TextServiceStub:
     Tokenize: _grpc.UnaryUnaryMultiCallable[_text_pb2.TokenizeRequest, _text_pb2.TokenizeResponse]
     """Turns text into token ids, as Generate would.
 
-    Statuses: NOT_FOUND (model).
+    Statuses: INVALID_ARGUMENT (more than 8 Mi characters, or text that the vocabulary cannot spell), NOT_FOUND (model).
     """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_text_pb2.DetokenizeRequest, _text_pb2.DetokenizeResponse]
     """Turns token ids into text.
@@ -58,7 +58,7 @@ class TextServiceAsyncStub(TextServiceStub):
     Tokenize: _aio.UnaryUnaryMultiCallable[_text_pb2.TokenizeRequest, _text_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text into token ids, as Generate would.
 
-    Statuses: NOT_FOUND (model).
+    Statuses: INVALID_ARGUMENT (more than 8 Mi characters, or text that the vocabulary cannot spell), NOT_FOUND (model).
     """
     Detokenize: _aio.UnaryUnaryMultiCallable[_text_pb2.DetokenizeRequest, _text_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Turns token ids into text.
@@ -83,7 +83,7 @@ class TextServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_text_pb2.TokenizeResponse, _abc.Awaitable[_text_pb2.TokenizeResponse]]:
         """Turns text into token ids, as Generate would.
 
-        Statuses: NOT_FOUND (model).
+        Statuses: INVALID_ARGUMENT (more than 8 Mi characters, or text that the vocabulary cannot spell), NOT_FOUND (model).
         """
 
     @_abc_1.abstractmethod
