@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.base import SamplingRows
 
 # Highest scores looked at before a whole row is sorted: most nuclei end within the first, nearly all within the second.
-_WIDTHS = (64, 1024)
+_WIDTHS = (64, 1024, 8192)
 # Tokens whose weights are added up together before a draw looks at single ones.
 _BLOCK = 256
 
@@ -99,55 +99,64 @@ def _cut(
     scaled: torch.Tensor, weights: torch.Tensor, top_k: npt.NDArray[np.int32], top_p: npt.NDArray[np.float32]
 ) -> None:
     """Sets to 0 the weights that top_k and top_p take out."""
-    vocabulary = scaled.shape[1]
+    device, vocabulary = scaled.device, scaled.shape[1]
     limit = np.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary).astype(np.int64)
     pending = np.flatnonzero((limit < vocabulary) | (top_p < 1))
+    if not len(pending):
+        return
+    limits = torch.from_numpy(limit).to(device)
+    share = torch.from_numpy(np.where(top_p < 1, top_p.astype(np.float64), math.inf)).to(device)
+    totals = _block_sums(weights).sum(1) if (limit[pending] == vocabulary).any() else torch.zeros_like(share)
     for width in (*(width for width in _WIDTHS if width < vocabulary), vocabulary):
         # Rows whose top_k is wider than this need not try.
         tried = pending[(limit[pending] <= width) | (limit[pending] == vocabulary)]
-        if len(tried):
-            index = torch.from_numpy(tried).to(scaled.device)
-            done = _cut_within(scaled, weights, index, width=width, limit=limit[tried], top_p=top_p[tried])
-            pending = np.setdiff1d(pending, tried[done], assume_unique=True)
+        if not len(tried):
+            continue
+        rows = torch.from_numpy(tried).to(device)
+        top = (scaled if len(tried) == len(scaled) else scaled[rows]).topk(width, dim=1).values
+        keep = _count_kept(top, limits[rows], share[rows], totals[rows], vocabulary)
+        done = keep <= width
+        _drop_below(scaled, weights, rows[done], top[done], keep[done])
+        pending = np.setdiff1d(pending, tried[done.cpu().numpy()], assume_unique=True)
         if not len(pending):
             return
 
 
-def _cut_within(
-    scaled: torch.Tensor,
-    weights: torch.Tensor,
-    index: torch.Tensor,
-    *,
-    width: int,
-    limit: npt.NDArray[np.int64],
-    top_p: npt.NDArray[np.float32],
-) -> npt.NDArray[np.bool_]:
-    """Cuts the rows ``index`` whose cut lies within their ``width`` highest scores; bool[R], which ones that were."""
-    device, vocabulary = scaled.device, scaled.shape[1]
-    row_scores, row_weights = scaled[index], weights[index]
-    top = row_scores.topk(width, dim=1).values
+def _count_kept(
+    top: torch.Tensor, limit: torch.Tensor, share: torch.Tensor, total: torch.Tensor, vocabulary: int
+) -> torch.Tensor:
+    """How many of its highest scores ``top`` [R, W], descending, each row keeps, int64[R]; above W if more than W.
+
+    A token stays if those before it do not make up the share that is wanted, of what top_k leaves or of ``total``.
+    """
     mass = top.exp().cumsum(1, dtype=torch.float64)
-    limits = torch.from_numpy(limit).to(device)
-    total = torch.where(
-        limits < vocabulary,
-        mass.gather(1, (limits - 1).clamp_max(width - 1)[:, None]).squeeze(1),
-        _block_sums(row_weights).sum(1),
-    )
-    wanted = torch.from_numpy(top_p.astype(np.float64)).to(device) * total
-    wanted = wanted.masked_fill(torch.from_numpy(top_p >= 1).to(device), math.inf)
-    # A token stays if those before it do not make up the mass that is wanted.
-    keep = torch.minimum((mass < wanted[:, None]).sum(1) + 1, limits)
-    done = keep <= width
-    keep = keep.clamp_max(width)
+    left_by_top_k = mass.gather(1, (limit - 1).clamp_max(top.shape[1] - 1)[:, None]).squeeze(1)
+    wanted = share * torch.where(limit < vocabulary, left_by_top_k, total)
+    return torch.minimum((mass < wanted[:, None]).sum(1) + 1, limit)
+
+
+def _drop_below(
+    scaled: torch.Tensor, weights: torch.Tensor, rows: torch.Tensor, top: torch.Tensor, keep: torch.Tensor
+) -> None:
+    """Sets to 0 the weights of ``rows`` but for the ``keep`` highest scores, of equal ones the lowest ids.
+
+    ``top`` [R, W] has the W highest scores of these rows, descending; ``keep`` is int64[R], at most W.
+    """
+    every = len(rows) == len(scaled)
+    scores, kept = (scaled, weights) if every else (scaled[rows], weights[rows])
+    width, vocabulary = top.shape[1], scaled.shape[1]
     lowest = top.gather(1, (keep - 1)[:, None])
-    ties = row_scores == lowest
-    room = keep[:, None] - (top > lowest).sum(1, keepdim=True)
-    if bool((ties.sum(1, keepdim=True) > room).any()):
-        ties &= ties.cumsum(1) <= room
-    kept = ties | (row_scores > lowest) | ~done[:, None]
-    weights[index] = row_weights.masked_fill_(~kept, 0.0)
-    finished: npt.NDArray[np.bool_] = done.cpu().numpy()
-    return finished
+    dropped = scores < lowest
+    next_score = top.gather(1, keep.clamp_max(width - 1)[:, None])
+    if width < vocabulary:
+        next_score = next_score.masked_fill((keep == width)[:, None], math.inf)
+    if bool((next_score >= lowest).any()):  # the cut may fall between equal scores
+        ties = scores == lowest
+        room = keep[:, None] - (top > lowest).sum(1, keepdim=True)
+        dropped |= ties & (ties.cumsum(1) > room)
+    kept.masked_fill_(dropped, 0.0)
+    if not every:
+        weights[rows] = kept
 
 
 def _invert(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:

@@ -162,6 +162,17 @@ def test_a_wide_vocabulary_is_cut_where_the_definition_cuts_it() -> None:
             assert found == support
 
 
+@pytest.mark.parametrize(
+    "row", [Row(top_p=0.5), Row(top_p=0.9), Row(top_p=0.999), Row(top_k=9000), Row(top_k=1025, top_p=0.95), Row()]
+)
+def test_a_wide_cut_renormalises_over_exactly_what_it_keeps(row: Row) -> None:
+    scores = (torch.randn(20_000, generator=torch.Generator().manual_seed(13)) * 1.5).tolist()
+    upto = np.concatenate(([0.0], np.cumsum(probabilities(scores, row))))
+    found = draws(scores, replace(row, seed=14), 40)
+    numbers = uniforms(np.full(40, 14, np.uint64), np.zeros(40, np.int32), np.arange(40, dtype=np.int32))
+    assert np.all((upto[found] - 1e-6 <= numbers) & (numbers <= upto[found + 1] + 1e-6))
+
+
 @pytest.mark.parametrize("batch", [1, 16])
 def test_ties_at_the_top_k_cut_go_to_the_lower_id(batch: int) -> None:
     logits = torch.tensor([2.0, 1.0, 1.0, 0.0]).expand(batch, -1)
