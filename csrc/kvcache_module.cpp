@@ -1,7 +1,7 @@
-// kvcache._core: what the prefix cache calls for each token, bound with nanobind.
+// kvcache._core: the native part of the prefix cache, bound with nanobind. The tree is in radix_bindings.cpp.
 //
-// Arguments are checked here and nowhere below. No array is converted or copied: a hidden conversion would cost more
-// than the comparison, so anything but two matching contiguous integer arrays is a TypeError.
+// Arguments of the key compare are checked here and nowhere below. No array is converted or copied: a hidden conversion
+// would cost more than the comparison, so anything but two matching contiguous integer arrays is a TypeError.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -14,6 +14,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "key_compare.h"
+#include "radix_bindings.h"
 
 namespace nb = nanobind;
 
@@ -70,4 +71,5 @@ NB_MODULE(_core, m) {
     m.def("compare_with", &compare_with, nb::arg("path_name"), nb::arg("x"), nb::arg("y"),
           "fast_compare_key by the named path, for tests; ValueError if this machine cannot run it.");
     m.def("compare_paths", &compare_path_names, "Names of the paths that this machine can run, the preferred first.");
+    bind_radix_tree(m);
 }

@@ -18,10 +18,13 @@ from kvcache.base import (
     SizeInfo,
 )
 from kvcache.naive import NaiveCache
-from kvcache.radix import RadixCache
+from kvcache.radix import POLICIES, CacheStats, HotPrefix, RadixCache
 
 __all__ = [
+    "POLICIES",
+    "CacheStats",
     "Handle",
+    "HotPrefix",
     "InsertResult",
     "Int32Array",
     "IntegrityError",

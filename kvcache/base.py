@@ -149,6 +149,62 @@ class PrefixCache(ABC):
             NotEnoughEvictableError: Fewer are evictable; nothing was changed.
         """
 
+    # The same in the shape that serving has: whole calls, in pages and rows of a page table.
+
+    @abstractmethod
+    def admit(self, ids: Int32Array, row: Int32Array, *, namespace: bytes = b"", required: int = 0) -> Handle | None:
+        """Matches ``ids``, locks what was found, and writes its pages into a page table's row.
+
+        Args:
+            ids: int32[n], without the request's last token, so that at least one is computed.
+            row: int32[m], m at least the pages found: entries [0, cached_len / page_size) are written.
+            namespace: As in ``match_prefix``.
+            required: Nothing happens, not even a use, if the pages found and those that would then still be evictable
+                are fewer. Locking moves what was found out of the evictable pages; this asks after that.
+
+        Returns:
+            The locked handle, or None where ``required`` is not met.
+        """
+
+    @abstractmethod
+    def commit(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+        """Inserts what a running request computed beyond ``handle``, and moves the handle and its lock to the new end.
+
+        By page, with ``old`` the handle's end before and ``now`` what the cache had already: entries [old, now) of the
+        row are exchanged for the cache's pages, and what stood there is returned; those in [now, the handle's new end)
+        become the cache's. A handle that is no longer attached, or ``ids`` that end before it, change nothing.
+
+        Args:
+            ids: int32[n], the request's tokens whose KV is computed; they continue the handle's prefix.
+            row: int32[m], the request's row of the page table, m at least n / page_size.
+            handle: Locked; it moves.
+            namespace: The one that the handle was admitted in.
+
+        Returns:
+            int32[k]: pages that are nobody's any more.
+        """
+
+    @abstractmethod
+    def finish(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+        """``commit`` for a request that ended: the handle moves to the new end, and is unlocked.
+
+        Returns:
+            int32[k]: pages that are nobody's any more, those of orphans that only this lock held among them.
+        """
+
+    @abstractmethod
+    def unlock_pages(self, handle: Handle) -> Int32Array:
+        """``lock_handle(handle, unlock=True)`` in pages: int32[m]."""
+
+    @abstractmethod
+    def evict_pages(self, n: int) -> Int32Array:
+        """``evict`` in pages: forgets ``n`` and returns their numbers, int32[n]."""
+
+    @property
+    @abstractmethod
+    def evictable_pages(self) -> int:
+        """Pages under no lock, now."""
+
     @property
     @abstractmethod
     def size_info(self) -> SizeInfo:

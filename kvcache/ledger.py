@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kvcache.base import Handle, Int32Array, PrefixCache
 
 
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
 @dataclass(slots=True, eq=False)
 class Holding:
     """What one admitted sequence holds. Only the ledger changes it.
@@ -112,21 +115,21 @@ class Ledger:
         """
         if not self._free_rows:
             return None
-        match = self.cache.match_prefix(ids[:0] if bypass else ids[:-1], namespace=namespace)
-        cached = match.cached_len // self.page_size
-        needed = self.pages_for(len(ids)) - cached
-        if needed + spare > self.allocatable_pages:
-            return None
-        # Locking moves the prefix from evictable to protected, so only now is it known what can be evicted.
-        self.cache.lock_handle(match.handle)
-        if needed + spare > self.allocatable_pages:
-            self._unlock(match.handle)
-            return None
-        row = self._free_rows.pop()
+        row = self._free_rows[-1]
         entries = self.table[row]
-        entries[:cached] = self._pages_of(match.handle.get_matched_indices())
-        entries[cached : cached + needed] = self._allocate(needed)
-        holding = Holding(row, match.handle, cached + needed, match.cached_len, namespace, writes=not bypass)
+        needed = self.pages_for(len(ids))
+        # What has to come out of the cache, found or evicted: the cache asks for it after locking what it found, since
+        # locking moves that from the evictable pages to the protected ones.
+        required = needed + spare - self._allocator.free_count
+        sought = ids[:0] if bypass else ids[:-1]
+        handle = self.cache.admit(sought, entries, namespace=namespace, required=required)
+        if handle is None:
+            return None
+        self._free_rows.pop()
+        cached_len = handle.cached_len
+        cached = cached_len // self.page_size
+        entries[cached:needed] = self._allocate(needed - cached)
+        holding = Holding(row, handle, needed, cached_len, namespace, writes=not bypass)
         self._holdings[row] = holding
         return holding
 
@@ -144,7 +147,7 @@ class Ledger:
     @property
     def allocatable_pages(self) -> int:
         """Pages that are free or can be evicted now."""
-        return self._allocator.free_count + self.cache.size_info.evictable_size // self.page_size
+        return self._allocator.free_count + self.cache.evictable_pages
 
     # What a sequence computed, and its end.
 
@@ -160,7 +163,7 @@ class Ledger:
         """Ends a sequence whose KV is not to be trusted, and forgets what it had shared before."""
         self._retire(self._pages_of(self.cache.discard(holding.handle, holding.admitted_len)))
         holding.writes = False
-        self._settle(holding, np.empty(0, dtype=np.int32), finished=True)
+        self._settle(holding, _NOTHING, finished=True)
 
     def _settle(self, holding: Holding, ids: Int32Array, *, finished: bool) -> None:
         """The one place where pages pass from a sequence to the cache or to the retire queue.
@@ -175,24 +178,16 @@ class Ledger:
         the tree's, and stay in the page table under the new lock. Tail and reserved pages stay the sequence's until
         it ends, and then retire too.
         """
-        page, entries = self.page_size, self.table[holding.row]
-        old = holding.handle
-        first = old.cached_len // page
-        # A prefix that was cut from the tree cannot be extended there: its pages already have an owner.
-        if holding.writes and old.attached and len(ids) // page > first:
-            slots = (entries[: self.pages_for(len(ids)), None] * page + np.arange(page, dtype=np.int32)).ravel()
-            inserted = self.cache.insert_prefix(ids, slots[: len(ids)], namespace=holding.namespace)
-            self.cache.lock_handle(inserted.handle)
-            already = inserted.cached_len // page
-            if already > first:
-                duplicates = entries[first:already].copy()
-                entries[first:already] = self._pages_of(inserted.handle.get_matched_indices())[first:already]
-                self._retire(duplicates)
-            holding.handle = inserted.handle
-            self._unlock(old)
+        entries, handle = self.table[holding.row], holding.handle
+        # A prefix that was cut from the tree is not extended there: its pages already have an owner.
+        if not holding.writes:
+            back = self.cache.unlock_pages(handle) if finished else _NOTHING
+        else:
+            settle = self.cache.finish if finished else self.cache.commit
+            back = settle(ids, entries, handle, namespace=holding.namespace)
+        self._retire(back)
         if finished:
-            kept = holding.handle.cached_len // page
-            self._unlock(holding.handle)
+            kept = handle.cached_len // self.page_size
             self._retire(entries[kept : holding.pages].copy(), holding.row)
             del self._holdings[holding.row]
 
@@ -236,12 +231,9 @@ class Ledger:
         missing = pages - self._allocator.free_count
         if missing > 0:
             # An evicted page need not retire: no live sequence holds it, and whoever gets it writes it in a later step.
-            self._allocator.free(self._pages_of(self.cache.evict(missing * self.page_size)))
+            self._allocator.free(self.cache.evict_pages(missing))
             self.evicted_pages += missing
         return self._allocator.allocate(pages)
-
-    def _unlock(self, handle: Handle) -> None:
-        self._retire(self._pages_of(self.cache.lock_handle(handle, unlock=True)))
 
     def _pages_of(self, slots: Int32Array) -> Int32Array:
         return slots[:: self.page_size] // self.page_size

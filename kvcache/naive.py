@@ -103,6 +103,44 @@ class NaiveCache(PrefixCache):
             raise NotEnoughEvictableError(f"{n} tokens to evict, but a naive cache holds none")
         return np.empty(0, np.int32)
 
+    def admit(
+        self, ids: Int32Array, row: Int32Array, *, namespace: bytes = b"", required: int = 0
+    ) -> NaiveHandle | None:
+        """Locks the empty prefix; None if anything is required."""
+        del ids, row, namespace
+        if required > 0:
+            return None
+        handle = NaiveHandle()
+        handle.locks = 1
+        return handle
+
+    def commit(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+        """Takes nothing over: int32[0]."""
+        del ids, row, handle, namespace
+        return np.empty(0, np.int32)
+
+    def finish(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+        """Takes nothing over and unlocks: int32[0].
+
+        Raises:
+            IntegrityError: The handle is not locked.
+        """
+        del ids, row, namespace
+        return self.unlock_pages(handle)
+
+    def unlock_pages(self, handle: Handle) -> Int32Array:
+        """``lock_handle(handle, unlock=True)``: int32[0]."""
+        return self.lock_handle(handle, unlock=True)
+
+    def evict_pages(self, n: int) -> Int32Array:
+        """``evict`` in pages: int32[0] for n = 0."""
+        return self.evict(n * self.page_size)
+
+    @property
+    def evictable_pages(self) -> int:
+        """0."""
+        return 0
+
     @property
     def size_info(self) -> SizeInfo:
         """0 and 0."""

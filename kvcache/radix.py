@@ -1,112 +1,150 @@
-"""A prefix cache in a radix tree: common prefixes are stored once, at the granularity of a page.
+"""The prefix cache in a radix tree: common prefixes are stored once, at the granularity of a page.
 
-The tree has one true root; under it, one zero-length node for each namespace, made by the first insert that needs it
-and dropped once it has neither children nor locks; under those, nodes of one or more whole pages. Everything is plain
-Python on purpose: this is the tree that a faster one is judged by, so it prefers the obvious to the quick, and
-``check_integrity`` proves what the rest relies on.
+The tree is C++ (``csrc/radix_tree.h``): nodes are integers, a child is found by its first page of tokens in one hash
+table, splits copy nothing, and what eviction takes next is the head of a list. Each method here is one crossing.
 
 Promises, beyond those of ``PrefixCache``:
 
-- **Identity is the tokens.** A hash only says where to look (``kvcache.node.page_hash``).
-- **Sizes.** A node is protected while its reference count, the number of locks on it or on anything that extends it,
-  is not zero. A lock therefore moves whole nodes between evictable and protected, and nothing else does but the
-  first and last of them; a split changes no size, and the total changes only when slots come in or go out.
-- **Order of eviction.** Time is a counter: every match and every insert ticks once and stamps the nodes on its path.
-  A match that ends inside a node splits it first and stamps only the part that matched. Evicting takes, again and
-  again, the unlocked leaf with the oldest stamp; a parent whose last child went is a leaf with a stamp of its own. The
-  last leaf taken loses only its tail, and what stays keeps its stamp. Two leaves never have the same stamp, because
-  the nodes of one stamp lie on one path: the order is total. It is also the order page by page, since the pages of a
-  node always share a stamp: "forget the oldest page that nothing extends, n times".
+- **Identity is the tokens.** A hash only says where to look.
+- **Sizes.** A node is protected while a lock is on it or on anything that extends it. A lock therefore moves whole
+  nodes between evictable and protected, and nothing else does but the first and last of them; a split changes no size,
+  and the total changes only when slots come in or go out.
+- **Uses.** A match, an insert, and an unlock that takes the last lock off something are uses of their path: its
+  unlocked nodes become the last used, each after what extends it. A match that ends inside a node splits it first and
+  uses only the part that matched.
+- **Order of eviction.** Only leaves under no lock go. Under ``lru`` the least recently used goes first; ``lfu`` prefers
+  what fewer matches used (up to 255 are told apart), ``slru`` what no match used since it came (what one did is
+  protected, up to four fifths of what is evictable), ``priority`` what has the lower priority, each with least recently
+  used among equals. The last leaf taken loses only its tail, and what stays keeps its place. The order is exact, and
+  costs the same however many nodes there are.
 - **Orphans.** What ``reset`` or ``discard`` cuts while it is locked can no longer be matched or evicted. It still
   counts as protected, keeps every node above it locked, and its slots are what the unlock returns that frees it.
+- **Memory.** Beside the KV itself: the tokens and pages of what is cached, at most twice that after splits and
+  evictions, and 75 to 90 bytes for each node. It comes back when what it described goes, but for the nodes' own 64
+  bytes, which wait for the next node.
 
-Shapes: ids and slots are int32[n]. Not thread-safe.
+The fused calls (``admit``, ``commit``, ``finish``) speak of pages and rows of a page table, not of slots.
+
+Shapes: ids and slots are int32[n]. int32 arrays are used as they lie in memory; other integers are converted. Not
+thread-safe.
 """
 
 from __future__ import annotations
 
-import heapq
+import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcache._core import fast_compare_key
-from kvcache.arguments import as_int32, insertable_arrays, pages_up
-from kvcache.base import (
-    Handle,
-    InsertResult,
-    IntegrityError,
-    MatchResult,
-    NotEnoughEvictableError,
-    PrefixCache,
-    SizeInfo,
-)
-from kvcache.integrity import TreeState, check_tree
-from kvcache.node import EMPTY, Node, PageKey, RadixHandle
+from kvcache._core import RadixHandle, RadixTree, policies
+from kvcache.base import Handle, InsertResult, Int32Array, MatchResult, PrefixCache, SizeInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvcache.base import Int32Array
+Handle.register(RadixHandle)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What a cache did since it was made, and what it is now.
+
+    Attributes:
+        lookups: Matches and admissions; refused admissions and peeks do not count.
+        lookup_tokens: Tokens that those asked for.
+        hit_tokens: Tokens that those found.
+        inserted_tokens: Tokens taken over.
+        evicted_pages: Pages evicted, by the policy's classes, the least valuable first: one for ``lru``, two for
+            ``slru``, one for each priority, and for ``lfu`` those used by 0, 1, 2-3, 4-7, ... 128-255 matches.
+        nodes: Nodes that hold tokens and can be matched.
+        namespaces: Namespaces that hold any.
+        metadata_bytes: Memory of all this, the KV itself not counted.
+    """
+
+    lookups: int
+    lookup_tokens: int
+    hit_tokens: int
+    inserted_tokens: int
+    evicted_pages: tuple[int, ...]
+    nodes: int
+    namespaces: int
+    metadata_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HotPrefix:
+    """A cached prefix and how often it was matched.
+
+    Attributes:
+        namespace: The namespace it is in.
+        ids: int32[n], its tokens.
+        pages: int32[n / page_size], its pages.
+        hits: Matches that went through all of it.
+    """
+
+    namespace: bytes
+    ids: Int32Array
+    pages: Int32Array
+    hits: int
 
 
 class RadixCache(PrefixCache):
-    """A radix tree of whole pages, evicting the least recently used first.
+    """A radix tree of whole pages.
 
     Args:
         page_size: Tokens in a page, at least 1.
+        policy: What is evicted first, one of ``kvcache.POLICIES``.
+        hash_seed: Makes hash collisions unpredictable; random by default. Nothing that can be observed depends on it.
+        constant_hash: All hashes collide, for tests.
+
+    Raises:
+        ValueError: There is no such policy, or the page size is not in [1, 2**20].
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(
+        self, page_size: int, *, policy: str = "lru", hash_seed: int | None = None, constant_hash: bool = False
+    ) -> None:
         super().__init__(page_size)
-        self._tick = 0
-        self._evictable = 0
-        self._protected = 0
-        self._node_count = 0
-        self._orphans: set[Node] = set()
-        self._root = _new_root()
+        self.policy = policy
+        seed = secrets.randbits(64) if hash_seed is None else hash_seed
+        self._tree = RadixTree(page_size, policy, seed, constant_hash)
 
-    def match_prefix(self, ids: Int32Array | Sequence[int], *, namespace: bytes = b"") -> MatchResult:
+    def match_prefix(
+        self, ids: Int32Array | Sequence[int], *, namespace: bytes = b"", priority: int = 0
+    ) -> MatchResult:
         """Finds the longest cached prefix of ``ids`` (int32[n]), aligned down to a page, and marks it as just used.
 
-        A namespace that holds nothing, or nothing of ``ids``, gives the empty prefix.
+        A namespace that holds nothing, or nothing of ``ids``, gives the empty prefix. ``priority``, 0 to 7, is that of
+        the request; the prefix keeps the highest it was ever used with.
 
         Raises:
-            TypeError, ValueError: ``ids`` are not one-dimensional integers that fit int32.
+            TypeError, ValueError: ``ids`` are not one-dimensional integers that fit int32, or no such priority.
         """
-        whole = self._whole_pages(as_int32(ids, "ids"))
-        self._tick += 1
-        top = self._root.children.get(PageKey(namespace))
-        if top is None:
-            return MatchResult(0, RadixHandle(self._root, 0))
-        node, cached_len = self._descend(top, whole)
-        return MatchResult(cached_len, self._handle(node, cached_len))
+        handle = self._tree.match(ids, namespace, priority)
+        return MatchResult(handle.cached_len, handle)
+
+    def peek_prefix(self, ids: Int32Array | Sequence[int], *, namespace: bytes = b"") -> int:
+        """The length in tokens that ``match_prefix`` would find. Changes nothing and is no use."""
+        return self._tree.peek(ids, namespace)
 
     def insert_prefix(
-        self, ids: Int32Array | Sequence[int], slots: Int32Array | Sequence[int], *, namespace: bytes = b""
+        self,
+        ids: Int32Array | Sequence[int],
+        slots: Int32Array | Sequence[int],
+        *,
+        namespace: bytes = b"",
+        priority: int = 0,
     ) -> InsertResult:
         """Takes over the slots of ``ids`` beyond what it already holds, aligned down to a page; copies what it keeps.
 
         Raises:
-            TypeError, ValueError: See ``kvcache.arguments.insertable_arrays``; nothing was changed.
+            TypeError: Either is not integers; nothing was changed.
+            ValueError: Either is not one-dimensional or does not fit int32, the lengths differ, or the slots are not
+                whole pages; nothing was changed.
         """
-        new_ids, new_slots = insertable_arrays(ids, slots, self.page_size)
-        self._tick += 1
-        if len(new_ids) == 0:
-            return InsertResult(0, RadixHandle(self._root, 0))
-        top = self._root.children.get(PageKey(namespace))
-        if top is None:
-            top = Node(self._root, PageKey(namespace), EMPTY, EMPTY, self._tick)
-            self._root.children[top.edge] = top
-        node, cached_len = self._descend(top, new_ids)
-        if cached_len < len(new_ids):
-            tokens = new_ids[cached_len:].copy()
-            leaf = Node(node, self._first_page(tokens), tokens, new_slots[cached_len:].copy(), self._tick)
-            node.children[leaf.edge] = leaf
-            self._evictable += leaf.length
-            self._node_count += 1
-            node = leaf
-        return InsertResult(cached_len, self._handle(node, len(new_ids)))
+        cached_len, handle = self._tree.insert(ids, slots, namespace, priority)
+        return InsertResult(cached_len, handle)
 
     def lock_handle(self, handle: Handle, unlock: bool = False) -> Int32Array:
         """Locks the path from ``handle`` to the root against eviction, or takes one lock back. Locks count.
@@ -118,19 +156,12 @@ class RadixCache(PrefixCache):
 
         Raises:
             IntegrityError: Unlocking a handle that is not locked, or locking one that the cache no longer holds.
+            ValueError: The handle is another cache's.
         """
-        node = _node_of(handle)
         if unlock:
-            return self._unlock(node)
-        if not node.held:
-            raise IntegrityError("a prefix that the cache no longer holds was locked")
-        node.locks += 1
-        for part in node.path_up():
-            if part.ref_count == 0:
-                self._evictable -= part.length
-                self._protected += part.length
-            part.ref_count += 1
-        return EMPTY.copy()
+            return self._tree.unlock(handle)
+        self._tree.lock(handle)
+        return np.empty(0, np.int32)
 
     def evict(self, n: int) -> Int32Array:
         """Forgets ``n`` evictable tokens, rounded up to whole pages, in the order that this module's head gives.
@@ -142,45 +173,42 @@ class RadixCache(PrefixCache):
             NotEnoughEvictableError: Fewer are evictable; nothing was changed.
             ValueError: n is negative.
         """
-        wanted = pages_up(n, self.page_size, "n")
-        if wanted > self._evictable:
-            raise NotEnoughEvictableError(f"{wanted} tokens to evict, but only {self._evictable} are evictable")
-        freed = [EMPTY]
-        leaves = [(node.last_access, node) for node in self._root.subtree() if node.is_evictable_leaf]
-        heapq.heapify(leaves)
-        while wanted > 0:
-            _, leaf = heapq.heappop(leaves)
-            if leaf.length > wanted:
-                self._split(leaf, leaf.length - wanted)
-            wanted -= leaf.length
-            parent = leaf.parent
-            freed += self._cut(leaf)
-            if parent is not None and parent.is_evictable_leaf:
-                heapq.heappush(leaves, (parent.last_access, parent))
-        return np.concatenate(freed)
+        return self._tree.evict(n)
+
+    def evict_pages(self, n: int) -> Int32Array:
+        """``evict`` in pages: forgets ``n`` and returns their numbers, int32[n]."""
+        return self._tree.evict_pages(n)
 
     @property
     def size_info(self) -> SizeInfo:
         """Tokens held, now; orphans are protected ones."""
-        return SizeInfo(self._evictable, self._protected)
+        return SizeInfo(self._tree.evictable_pages * self.page_size, self._tree.protected_pages * self.page_size)
+
+    @property
+    def evictable_pages(self) -> int:
+        """Pages under no lock, now."""
+        return self._tree.evictable_pages
 
     @property
     def node_count(self) -> int:
         """Nodes that hold tokens and can be matched, now."""
-        return self._node_count
+        return self._tree.node_count
 
-    def reset(self) -> Int32Array:
-        """Forgets everything, and detaches every handle given out so far, those to the empty prefix too.
+    @property
+    def namespace_count(self) -> int:
+        """Namespaces that hold any, or that a lock keeps, now."""
+        return self._tree.namespace_count
+
+    def reset(self, namespace: bytes | None = None) -> Int32Array:
+        """Forgets everything, or all of one namespace.
+
+        Forgetting everything detaches every handle given out so far, those to the empty prefix too; forgetting a
+        namespace leaves those attached.
 
         Returns:
             The slots that came free at once, int32: those under no lock.
         """
-        freed = [EMPTY]
-        for top in list(self._root.children.values()):
-            freed += self._cut(top)
-        self._root.attached = False
-        self._root = _new_root()
-        return np.concatenate(freed)
+        return self._tree.reset(namespace)
 
     def discard(self, handle: Handle, keep: int) -> Int32Array:
         """Forgets the prefix that ends at ``handle`` beyond its first ``keep`` tokens, with all that extends it.
@@ -192,126 +220,115 @@ class RadixCache(PrefixCache):
             The slots that came free at once, int32: those under no lock.
 
         Raises:
-            ValueError: keep is negative.
+            ValueError: keep is negative, or the handle is another cache's.
         """
-        keep = pages_up(keep, self.page_size, "keep")
-        node = _node_of(handle)
-        start = handle.cached_len - node.length
-        if not node.attached or keep >= handle.cached_len:
-            return EMPTY.copy()
-        while start > keep and node.parent is not None:
-            node = node.parent
-            start -= node.length
-        if start < keep:
-            self._split(node, keep - start)
-        return np.concatenate([EMPTY, *self._cut(node)])
+        return self._tree.discard(handle, keep)
+
+    # The calls of the serving path, in pages.
+
+    def admit(
+        self, ids: Int32Array, row: Int32Array, *, namespace: bytes = b"", priority: int = 0, required: int = 0
+    ) -> RadixHandle | None:
+        """Matches ``ids``, locks what was found, and writes its pages into a page table's row.
+
+        Args:
+            ids: int32[n], without the last token of the request, so that at least one is computed.
+            row: int32[m], m at least the pages found: entries [0, cached_len / page_size) are written.
+            namespace: As in ``match_prefix``.
+            priority: As in ``match_prefix``; what ``commit`` and ``finish`` insert below the handle gets it too.
+            required: Nothing happens, not even a use, if the pages found and those that would then still be evictable
+                are fewer.
+
+        Returns:
+            The locked handle, or None where ``required`` is not met.
+
+        Raises:
+            TypeError: The row is not a writable contiguous int32[m].
+            ValueError: It is too short; nothing was changed.
+        """
+        return self._tree.admit(ids, row, namespace, priority, required)
+
+    def commit(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+        """Inserts what a running request computed beyond ``handle``, and moves the handle and its lock to the new end.
+
+        By page, with ``old`` the handle's end before and ``now`` what the tree had already: entries [old, now) of the
+        row are exchanged for the tree's pages, and what stood there is returned; those in [now, handle's new end)
+        become the tree's. A handle that is no longer attached, or ``ids`` that end before it, change nothing.
+
+        Args:
+            ids: int32[n], the request's tokens whose KV is computed; they continue the handle's prefix.
+            row: int32[m], the request's row of the page table, m at least n / page_size.
+            handle: Locked; it moves.
+            namespace: The one that the handle was admitted in.
+
+        Returns:
+            int32[k]: pages that are nobody's any more.
+
+        Raises:
+            IntegrityError: The handle is not locked; nothing was changed.
+            TypeError, ValueError: As ``admit``, or ids do not continue the handle's prefix; nothing was changed.
+        """
+        return self._tree.commit(ids, row, handle, namespace, False)
+
+    def finish(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+        """``commit`` for a request that ended: the handle moves to the new end, and is unlocked.
+
+        Returns:
+            int32[k]: pages that are nobody's any more, those of orphans that only this lock held among them.
+        """
+        return self._tree.commit(ids, row, handle, namespace, True)
+
+    def unlock_pages(self, handle: Handle) -> Int32Array:
+        """``lock_handle(handle, unlock=True)`` in pages, int32[m]."""
+        return self._tree.unlock_pages(handle)
+
+    # The same for many requests at once: all is checked before anything changes, then done in the order given.
+
+    def peek_prefixes(self, ids: Sequence[Int32Array], namespaces: Sequence[bytes]) -> Int32Array:
+        """``peek_prefix`` of each: int32[len(ids)]."""
+        return self._tree.peek_many(ids, namespaces)
+
+    def admit_all(
+        self, ids: Sequence[Int32Array], rows: Sequence[Int32Array], namespaces: Sequence[bytes]
+    ) -> list[RadixHandle]:
+        """``admit`` of each, with priority 0 and nothing required; a row must have room for all pages of its ids."""
+        return self._tree.admit_many(ids, rows, namespaces)
+
+    def commit_all(
+        self,
+        ids: Sequence[Int32Array],
+        rows: Sequence[Int32Array],
+        handles: Sequence[Handle],
+        namespaces: Sequence[bytes],
+        finished: Sequence[bool],
+    ) -> Int32Array:
+        """``finish`` of those that are finished, ``commit`` of the others; returns all their pages as one array."""
+        return self._tree.commit_many(ids, rows, handles, namespaces, finished)
+
+    # What there is.
+
+    def stats(self) -> CacheStats:
+        """Counters since the cache was made, and its size now."""
+        return CacheStats(*self._tree.stats())
+
+    def top_prefixes(self, n: int) -> list[HotPrefix]:
+        """The ``n`` most matched prefixes, the hottest and then the longest first; walks all nodes.
+
+        A prefix whose every match went on to the same extension is left out in favour of that one.
+        """
+        return [HotPrefix(*prefix) for prefix in self._tree.top_prefixes(n)]
 
     def check_integrity(self) -> None:
-        """Proves the invariants of ``kvcache.integrity``, walking the whole tree and its orphans.
+        """Proves the invariants of the tree, its memory and its order of eviction, walking all of it.
 
         Raises:
             IntegrityError: One does not hold; the message says which.
         """
-        check_tree(
-            TreeState(
-                root=self._root,
-                orphans=self._orphans,
-                page_size=self.page_size,
-                tick=self._tick,
-                sizes=self.size_info,
-                node_count=self._node_count,
-            )
-        )
+        self._tree.check()
 
     def held_slots(self) -> Int32Array:
         """Every slot the cache owns, int32, orphans' too, in no particular order."""
-        nodes = [*self._root.subtree(), *self._orphans]
-        return np.concatenate([node.slots for node in nodes])
-
-    def _whole_pages(self, ids: Int32Array) -> Int32Array:
-        return ids[: len(ids) // self.page_size * self.page_size]
-
-    def _first_page(self, tokens: Int32Array) -> PageKey:
-        return PageKey(tokens[: self.page_size].tobytes())
-
-    def _handle(self, node: Node, cached_len: int) -> RadixHandle:
-        """The empty prefix ends at the root, so that no handle ever points to a namespace, which may be dropped."""
-        return RadixHandle(node if cached_len else self._root, cached_len)
-
-    def _descend(self, top: Node, ids: Int32Array) -> tuple[Node, int]:
-        """Follows ``ids`` (whole pages) from a namespace's node, stamping the path and splitting where it ends.
-
-        Returns:
-            The node where the longest cached prefix ends, and the prefix's length.
-        """
-        node, depth = top, 0
-        node.last_access = self._tick
-        while depth < len(ids):
-            rest = ids[depth:]
-            child = node.children.get(self._first_page(rest))
-            if child is None:
-                break
-            common = fast_compare_key(child.tokens, rest) // self.page_size * self.page_size
-            node = self._split(child, common) if common < child.length else child
-            node.last_access = self._tick
-            depth += common
-        return node, depth
-
-    def _split(self, node: Node, at: int) -> Node:
-        self._node_count += 1
-        return node.split(at, self.page_size)
-
-    def _cut(self, top: Node) -> list[Int32Array]:
-        """Takes ``top`` and all that extends it out of the tree; returns the slots of what no lock holds."""
-        parent = top.parent
-        if parent is None:
-            raise IntegrityError("a root cannot be cut from its tree")
-        del parent.children[top.edge]
-        freed = []
-        for node in top.subtree():
-            node.children = {}
-            node.attached = False
-            self._node_count -= node.length > 0
-            if node.ref_count:
-                self._orphans.add(node)
-            else:
-                self._evictable -= node.length
-                freed.append(node.slots)
-        self._drop_if_unused(parent)
-        return freed
-
-    def _unlock(self, node: Node) -> Int32Array:
-        if node.locks == 0:
-            raise IntegrityError("a handle that is not locked was unlocked")
-        node.locks -= 1
-        freed = [EMPTY]
-        for part in node.path_up():
-            part.ref_count -= 1
-            if part.ref_count > 0:
-                continue
-            self._protected -= part.length
-            if part.attached:
-                self._evictable += part.length
-                self._drop_if_unused(part)
-            else:
-                self._orphans.remove(part)
-                freed.append(part.slots)
-        return np.concatenate(freed)
-
-    def _drop_if_unused(self, node: Node) -> None:
-        """Drops the node of a namespace that holds nothing any more."""
-        if node.parent is self._root and not node.children and node.ref_count == 0:
-            del self._root.children[node.edge]
-            node.attached = False
+        return self._tree.held_slots()
 
 
-def _new_root() -> Node:
-    root = Node(None, PageKey(b""), EMPTY, EMPTY, 0)
-    root.ref_count = 1
-    return root
-
-
-def _node_of(handle: Handle) -> Node:
-    if not isinstance(handle, RadixHandle):
-        raise TypeError(f"not a handle of a radix cache: {type(handle).__name__}")
-    return handle.node
+POLICIES: tuple[str, ...] = policies()

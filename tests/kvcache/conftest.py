@@ -5,32 +5,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvcache import RadixCache
+from tests.kvcache.oracle import OracleCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-def constant_hash(data: bytes) -> int:
-    del data
-    return 7
+    from kvcache import PrefixCache
 
 
-@pytest.fixture(scope="module", params=["hashes differ", "all hashes collide"])
-def page_hashing(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs what uses it twice: identity must be the tokens, whatever the hash says (A9)."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "all hashes collide":
-            patch.setattr("kvcache.node.page_hash", constant_hash)
-        yield request.param
+@pytest.fixture(params=["hashes differ", "all hashes collide", "oracle"])
+def make_cache(request: pytest.FixtureRequest) -> Iterator[Callable[[int], PrefixCache]]:
+    """Makes prefix caches, and proves the integrity of each once the test is over.
 
+    Of the fast one there is one whose hashes all collide: identity must be the tokens, whatever the hash says (A9).
+    """
+    made: list[PrefixCache] = []
 
-@pytest.fixture
-def make_cache() -> Iterator[Callable[[int], RadixCache]]:
-    """Makes radix caches, and proves the integrity of each once the test is over."""
-    made: list[RadixCache] = []
-
-    def make(page_size: int) -> RadixCache:
-        made.append(RadixCache(page_size))
+    def make(page_size: int) -> PrefixCache:
+        if request.param == "oracle":
+            made.append(OracleCache(page_size))
+        else:
+            made.append(RadixCache(page_size, constant_hash=request.param == "all hashes collide"))
         return made[-1]
 
     yield make

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     MakeCache = Callable[[int], RadixCache]
 
-pytestmark = pytest.mark.usefixtures("page_hashing")
-
 
 def run(first: int, n: int) -> Int32Array:
     return np.arange(first, first + n, dtype=np.int32)
@@ -150,7 +148,7 @@ def test_discard_of_a_whole_prefix_drops_its_namespace(make_cache: MakeCache):
     wrong = cache.insert_prefix([1, 2], [1, 2], namespace=b"a").handle
     other = cache.insert_prefix([1, 2], [3, 4], namespace=b"b").handle
     assert cache.discard(wrong, 0).tolist() == [1, 2]
-    assert len(cache._root.children) == 1
+    assert cache.namespace_count == 1
     assert other.attached
 
 
@@ -228,7 +226,7 @@ def test_a_namespace_outlives_a_cut_at_its_root_while_locked(make_cache: MakeCac
     assert unlock(cache, wrong) == [1]
     assert cache.match_prefix([1], namespace=b"a").cached_len == 1
     cache.evict(1)
-    assert len(cache._root.children) == 0
+    assert cache.namespace_count == 0
 
 
 def test_a_namespace_that_only_a_lock_kept_goes_with_the_lock(make_cache: MakeCache):
@@ -238,7 +236,7 @@ def test_a_namespace_that_only_a_lock_kept_goes_with_the_lock(make_cache: MakeCa
     cache.discard(wrong, 0)
     empty = cache.match_prefix([1], namespace=b"a").handle
     assert unlock(cache, wrong) == [1]
-    assert len(cache._root.children) == 0
+    assert cache.namespace_count == 0
     cache.lock_handle(empty)
     assert empty.attached
     assert unlock(cache, empty) == []

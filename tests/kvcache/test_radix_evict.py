@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     MakeCache = Callable[[int], RadixCache]
 
-pytestmark = pytest.mark.usefixtures("page_hashing")
 every_page_size = pytest.mark.parametrize("page_size", [1, 4, 16])
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     MakeCache = Callable[[int], RadixCache]
 
-pytestmark = pytest.mark.usefixtures("page_hashing")
 IDS = np.arange(1, 13, dtype=np.int32)
 SLOTS = np.arange(12, dtype=np.int32)
 

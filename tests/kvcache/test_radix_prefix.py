@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     MakeCache = Callable[[int], RadixCache]
 
-pytestmark = pytest.mark.usefixtures("page_hashing")
 every_page_size = pytest.mark.parametrize("page_size", [1, 4, 16])
 
 
@@ -167,9 +166,9 @@ def test_a_namespace_is_gone_once_it_holds_nothing(make_cache: MakeCache):
         cache.match_prefix([1], namespace=b"asked %d" % i)
         cache.insert_prefix([1], [i], namespace=b"kept %d" % i)
         cache.insert_prefix([], [], namespace=b"empty %d" % i)
-    assert len(cache._root.children) == 5
+    assert cache.namespace_count == 5
     assert sorted(cache.evict(5).tolist()) == [0, 1, 2, 3, 4]
-    assert len(cache._root.children) == 0
+    assert cache.namespace_count == 0
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ def test_slots_that_are_no_whole_pages_are_refused_before_anything_changes(make_
     with pytest.raises(ValueError, match="slots"):
         cache.insert_prefix(run(1, 8), slots, namespace=b"new")
     assert (cache.size_info, cache.node_count, cache.held_slots().tolist()) == before
-    assert len(cache._root.children) == 1
+    assert cache.namespace_count == 1
 
 
 def test_pages_may_lie_anywhere(make_cache: MakeCache):
