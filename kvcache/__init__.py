@@ -8,7 +8,9 @@ themselves, does.
 from kvcache._core import fast_compare_key
 from kvcache.allocator import OutOfPagesError, PageAllocator
 from kvcache.base import (
+    CacheStats,
     Handle,
+    HotPrefix,
     InsertResult,
     Int32Array,
     IntegrityError,
@@ -18,7 +20,7 @@ from kvcache.base import (
     SizeInfo,
 )
 from kvcache.naive import NaiveCache
-from kvcache.radix import POLICIES, CacheStats, HotPrefix, RadixCache
+from kvcache.radix import POLICIES, RadixCache
 
 __all__ = [
     "POLICIES",

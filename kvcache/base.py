@@ -90,6 +90,49 @@ class SizeInfo:
         return self.evictable_size + self.protected_size
 
 
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What a cache did since it was made, and what it is now.
+
+    Attributes:
+        lookups: Matches and admissions; refused admissions and peeks do not count.
+        lookup_tokens: Tokens that those asked for.
+        hit_tokens: Tokens that those found.
+        inserted_tokens: Tokens taken over.
+        evicted_pages: Pages evicted, by the policy's classes, the least valuable first: one for ``lru``, two for
+            ``slru``, one for each priority, and for ``lfu`` those used by 0, 1, 2-3, 4-7, ... 128-255 matches.
+        nodes: Nodes that hold tokens and can be matched.
+        namespaces: Namespaces that hold any.
+        metadata_bytes: Memory of all this, the KV itself not counted.
+    """
+
+    lookups: int
+    lookup_tokens: int
+    hit_tokens: int
+    inserted_tokens: int
+    evicted_pages: tuple[int, ...]
+    nodes: int
+    namespaces: int
+    metadata_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HotPrefix:
+    """A cached prefix and how often it was matched.
+
+    Attributes:
+        namespace: The namespace it is in.
+        ids: int32[n], its tokens.
+        pages: int32[n / page_size], its pages.
+        hits: Matches that went through all of it.
+    """
+
+    namespace: bytes
+    ids: Int32Array
+    pages: Int32Array
+    hits: int
+
+
 class PrefixCache(ABC):
     """The interface of ``RadixCache`` and its control group ``NaiveCache``.
 
@@ -216,8 +259,21 @@ class PrefixCache(ABC):
         """Nodes that hold tokens and can be matched, now."""
 
     @abstractmethod
-    def reset(self) -> Int32Array:
-        """Forgets everything. Locked prefixes can no longer be matched, and come free with their last unlock.
+    def stats(self) -> CacheStats:
+        """Counters since the cache was made, and its size now."""
+
+    @abstractmethod
+    def top_prefixes(self, n: int) -> list[HotPrefix]:
+        """The ``n`` most matched prefixes, the hottest and then the longest first; walks all nodes.
+
+        A prefix whose every match went on to the same extension is left out in favour of that one.
+        """
+
+    @abstractmethod
+    def reset(self, namespace: bytes | None = None) -> Int32Array:
+        """Forgets everything, or all of one namespace.
+
+        Locked prefixes can no longer be matched, and come free with their last unlock.
 
         Returns:
             The slots that came free at once, int32.

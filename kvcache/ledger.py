@@ -191,11 +191,16 @@ class Ledger:
             self._retire(entries[kept : holding.pages].copy(), holding.row)
             del self._holdings[holding.row]
 
-    def flush(self) -> int:
-        """Forgets every cached prefix; what running sequences compute is not cached. Returns the pages given back."""
+    def flush(self, namespace: bytes | None = None) -> int:
+        """Forgets every cached prefix, or those of one namespace; what its running sequences compute is not cached.
+
+        Returns:
+            The pages that came free at once.
+        """
         for holding in self._holdings.values():
-            holding.writes = False
-        pages = self._pages_of(self.cache.reset())
+            if namespace is None or holding.namespace == namespace:
+                holding.writes = False
+        pages = self._pages_of(self.cache.reset(namespace))
         self._retire(pages)
         return len(pages)
 

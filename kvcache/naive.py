@@ -12,7 +12,9 @@ import numpy as np
 
 from kvcache.arguments import as_int32, insertable_arrays, pages_up
 from kvcache.base import (
+    CacheStats,
     Handle,
+    HotPrefix,
     InsertResult,
     IntegrityError,
     MatchResult,
@@ -151,8 +153,18 @@ class NaiveCache(PrefixCache):
         """0."""
         return 0
 
-    def reset(self) -> Int32Array:
+    def stats(self) -> CacheStats:
+        """Zeros: lookups that cannot find anything are not counted."""
+        return CacheStats(0, 0, 0, 0, (), 0, 0, 0)
+
+    def top_prefixes(self, n: int) -> list[HotPrefix]:
+        """None."""
+        del n
+        return []
+
+    def reset(self, namespace: bytes | None = None) -> Int32Array:
         """int32[0]."""
+        del namespace
         return np.empty(0, np.int32)
 
     def discard(self, handle: Handle, keep: int) -> Int32Array:

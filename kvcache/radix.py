@@ -32,61 +32,26 @@ thread-safe.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvcache._core import RadixHandle, RadixTree, policies
-from kvcache.base import Handle, InsertResult, Int32Array, MatchResult, PrefixCache, SizeInfo
+from kvcache.base import (
+    CacheStats,
+    Handle,
+    HotPrefix,
+    InsertResult,
+    Int32Array,
+    MatchResult,
+    PrefixCache,
+    SizeInfo,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Handle.register(RadixHandle)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """What a cache did since it was made, and what it is now.
-
-    Attributes:
-        lookups: Matches and admissions; refused admissions and peeks do not count.
-        lookup_tokens: Tokens that those asked for.
-        hit_tokens: Tokens that those found.
-        inserted_tokens: Tokens taken over.
-        evicted_pages: Pages evicted, by the policy's classes, the least valuable first: one for ``lru``, two for
-            ``slru``, one for each priority, and for ``lfu`` those used by 0, 1, 2-3, 4-7, ... 128-255 matches.
-        nodes: Nodes that hold tokens and can be matched.
-        namespaces: Namespaces that hold any.
-        metadata_bytes: Memory of all this, the KV itself not counted.
-    """
-
-    lookups: int
-    lookup_tokens: int
-    hit_tokens: int
-    inserted_tokens: int
-    evicted_pages: tuple[int, ...]
-    nodes: int
-    namespaces: int
-    metadata_bytes: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HotPrefix:
-    """A cached prefix and how often it was matched.
-
-    Attributes:
-        namespace: The namespace it is in.
-        ids: int32[n], its tokens.
-        pages: int32[n / page_size], its pages.
-        hits: Matches that went through all of it.
-    """
-
-    namespace: bytes
-    ids: Int32Array
-    pages: Int32Array
-    hits: int
 
 
 class RadixCache(PrefixCache):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from engine.base import Engine, StepResult
-    from kvcache.base import PrefixCache
+    from kvcache.base import CacheStats, HotPrefix, PrefixCache
     from scheduler.request import Request
     from scheduler.settings import SchedulerSettings
 
@@ -132,7 +132,9 @@ class Scheduler:
             raise PromptTooLargeError(f"the prompt has {prompt_len} tokens and the whole pool holds {pool}")
         queued = len(self._waiting) + self._held
         if queued and queued + request.n > self._settings.max_waiting:
-            raise QueueFullError(f"{queued} sequences wait already", _RETRY_SECONDS)
+            waiting = f"{queued} sequence{' waits' if queued == 1 else 's wait'}"
+            allowed = f"at most {self._settings.max_waiting} may (--max-waiting)"
+            raise QueueFullError(f"the queue is full: {waiting}, {allowed}; try again later", _RETRY_SECONDS)
         self._arrivals += 1
         limit = min(prompt_len + request.max_tokens, self._context)
         sequences = [Sequence(request, i, self._arrivals, limit, self._clock()) for i in range(request.n)]
@@ -159,9 +161,17 @@ class Scheduler:
             self._end(sequence)
         self._wakeup.set()
 
-    def flush(self) -> int:
-        """Forgets every cached prefix; returns the pages that came free."""
-        return self.ledger.flush()
+    def flush(self, namespace: bytes | None = None) -> int:
+        """Forgets every cached prefix, or those of one namespace; returns the pages that came free."""
+        return self.ledger.flush(namespace)
+
+    def cache_stats(self) -> CacheStats:
+        """What the prefix cache did and is."""
+        return self.ledger.cache.stats()
+
+    def top_prefixes(self, n: int) -> list[HotPrefix]:
+        """The ``n`` most used prefixes in the cache; takes time in proportion to its nodes."""
+        return self.ledger.cache.top_prefixes(n)
 
     def stats(self) -> Stats:
         """Counts, now."""

@@ -28,7 +28,7 @@ from kvcache.arguments import as_int32, insertable_arrays, pages_up
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvcache import Int32Array
+    from kvcache import CacheStats, HotPrefix, Int32Array
 
 EMPTY = np.empty(0, np.int32)
 
@@ -336,6 +336,12 @@ class OracleCache(PrefixCache):
 
     def evict_pages(self, n: int) -> Int32Array:
         return self.pages(self.evict(n * self.page_size))
+
+    def stats(self) -> CacheStats:
+        raise NotImplementedError("the oracle keeps no statistics")
+
+    def top_prefixes(self, n: int) -> list[HotPrefix]:
+        raise NotImplementedError("the oracle keeps no statistics")
 
     @property
     def evictable_pages(self) -> int:
