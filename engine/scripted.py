@@ -155,11 +155,15 @@ class ScriptedEngine:
         if milliseconds:
             time.sleep(milliseconds / 1000)
         positions = _output_positions(batch)
-        if script.hang_at == batch.step or _reached(parts, positions, "hang_at"):
+        if script.hang_at == batch.step or _reached(parts, positions, "hang_at") is not None:
             self._closed.wait()
             raise EngineError("the scripted engine hung until it was closed", sticky=True)
-        if script.fail_at == batch.step or _reached(parts, positions, "fail_at"):
+        if script.fail_at == batch.step:
             raise EngineError(f"the script fails step {batch.step}")
+        failing = _reached(parts, positions, "fail_at")
+        if failing is not None:
+            where = f"{batch.request_ids[failing]!r} at position {positions[failing]}"
+            raise EngineError(f"the script fails {where}, in step {batch.step}")
         starts = np.cumsum(batch.query_lens) - batch.query_lens
         tokens = batch.token_ids.copy()
         unknown = np.flatnonzero(tokens == FUTURE_TOKEN)
@@ -223,11 +227,12 @@ def _output_positions(batch: Batch) -> list[int | None]:
     return positions
 
 
-def _reached(parts: list[Part | None], positions: list[int | None], fault: str) -> bool:
-    return any(
-        part is not None and position is not None and getattr(part, fault) == position
-        for part, position in zip(parts, positions, strict=True)
-    )
+def _reached(parts: list[Part | None], positions: list[int | None], fault: str) -> int | None:
+    """The first sequence that samples the position of its part's fault in this step."""
+    for b, (part, position) in enumerate(zip(parts, positions, strict=True)):
+        if part is not None and position is not None and getattr(part, fault) == position:
+            return b
+    return None
 
 
 def _mix(values: UInt64Array, salt: npt.NDArray[np.integer[Any]]) -> UInt64Array:

@@ -1,4 +1,4 @@
-"""The terminal's side: one call to a running server, or a conversation with it.
+"""The terminal's side of a call to a running server.
 
 What the model says goes to standard output as it comes; everything about it goes to standard error. Ctrl-C cancels the
 call, which frees what it held on the server.
@@ -6,25 +6,40 @@ call, which frees what it held on the server.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from radixd.v1 import generate_pb2 as pb
-from radixd.v1 import generate_pb2_grpc, model_pb2, model_pb2_grpc
+from radixd.v1 import generate_pb2_grpc, model_pb2, model_pb2_grpc, text_pb2, text_pb2_grpc
 
 from service.errors import StartError
+from service.terminal import say
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 INTERRUPTED = 130
 MAX_MESSAGE_BYTES = 64 << 20
-_CONNECT_SECONDS = 10.0
+_UNARY_SECONDS = 10.0
+
+
+class CallError(StartError):
+    """A call failed; the message is one line.
+
+    Attributes:
+        code: The status it ended with.
+        may_retry: The server says that the same call may succeed later.
+    """
+
+    def __init__(self, message: str, code: grpc.StatusCode, *, may_retry: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.may_retry = may_retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,19 @@ class Options:
     seed: int | None = None
     stop: tuple[str, ...] = ()
 
+    def request(self) -> pb.GenerateRequest:
+        """A request that still lacks its prompt."""
+        # The ids are asked for to count them: text says little about how many tokens it was.
+        request = pb.GenerateRequest(output=pb.OutputOptions(token_ids=True))
+        if self.max_tokens is not None:
+            request.stop.max_tokens = self.max_tokens
+        if self.temperature is not None:
+            request.sampling.temperature = self.temperature
+        if self.seed is not None:
+            request.sampling.seed = self.seed
+        request.stop.strings.extend(self.stop)
+        return request
+
 
 @dataclass(slots=True)
 class Reply:
@@ -50,13 +78,15 @@ class Reply:
 
     Attributes:
         texts: All of it, in pieces.
+        tokens: How many it was made of.
         started: The server's first word; None if it never came.
         finished: Its last; None if the call was interrupted.
-        first_token: Seconds from the call to the first text.
-        seconds: Seconds from the first text to the end.
+        first_token: Seconds from the call to the first token.
+        seconds: Seconds from the first token to the end.
     """
 
     texts: list[str] = field(default_factory=list)
+    tokens: int = 0
     started: pb.Started | None = None
     finished: pb.Finished | None = None
     first_token: float | None = None
@@ -67,6 +97,11 @@ class Reply:
         """All of it."""
         return "".join(self.texts)
 
+    def length(self) -> str:
+        """How long it got, in words."""
+        count = f"{self.tokens} token{'' if self.tokens == 1 else 's'}"
+        return count if self.finished is not None else f"interrupted after {count}"
+
     def reuse(self) -> str:
         """How much of the prompt came from the cache, in words."""
         if self.started is None:
@@ -74,18 +109,20 @@ class Reply:
         return f"{self.started.cached_tokens} of {self.started.prompt_tokens} prompt tokens cached"
 
     def speed(self) -> str:
-        """How fast it was, in words."""
-        if self.finished is None or self.first_token is None:
-            return "interrupted" if self.finished is None else "no tokens"
-        tokens = self.finished.usage.completion_tokens
-        rate = f", {(tokens - 1) / self.seconds:.1f} tok/s" if tokens > 1 and self.seconds > 0 else ""
-        reason = pb.FinishReason.Name(self.finished.reason).removeprefix("FINISH_REASON_").lower()
-        return f"TTFT {self.first_token * 1000:.0f} ms{rate}, ended by {reason}"
+        """How fast it was and how it ended, in words."""
+        words = []
+        if self.first_token is not None:
+            words.append(f"TTFT {self.first_token * 1000:.0f} ms")
+            if self.tokens > 1 and self.seconds > 0:
+                words.append(f"{(self.tokens - 1) / self.seconds:.1f} tok/s")
+        if self.finished is not None:
+            reason = pb.FinishReason.Name(self.finished.reason).removeprefix("FINISH_REASON_").lower()
+            words.append(f"ended by {reason}")
+        return ", ".join(words)
 
     def summary(self) -> str:
         """One line about it."""
-        tokens = 0 if self.finished is None else self.finished.usage.completion_tokens
-        return f"{tokens} tokens, {self.reuse()}, {self.speed()}"
+        return ", ".join(part for part in (self.length(), self.reuse(), self.speed()) if part)
 
 
 class Client:
@@ -116,48 +153,46 @@ class Client:
 
     def generate(self, prompt: str, options: Options, *, raw: bool) -> int:
         """Streams one reply to the terminal; returns the exit code."""
-        request = _request(options)
-        if raw or not self._chat_template():
+        request = options.request()
+        if not raw and not self.model().chat_template:
+            click.echo(
+                "radixd: the model has no chat template; it continues the prompt as plain text (--raw)", err=True
+            )
+            raw = True
+        if raw:
             request.text = prompt
         else:
             request.chat.messages.add(role="user", content=prompt)
-        reply = self._stream(request)
+        reply = self.stream(request)
         click.echo(reply.summary(), err=True)
         return 0 if reply.finished is not None else INTERRUPTED
 
-    def chat(self, options: Options, *, system: str | None) -> int:
-        """Talks until the user leaves; returns the exit code."""
-        if not self._chat_template():
-            raise StartError("the served model has no chat template; use radixd generate --raw")
-        history = [] if system is None else [pb.ChatMessage(role="system", content=system)]
-        # Imported for its effect: input() can then be edited, and has a history.
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401, PLC0415
-        click.echo("Ctrl-D leaves, Ctrl-C ends a reply.", err=True)
-        while (line := _ask()) is not None:
-            if not line.strip():
-                continue
-            request = _request(options)
-            question = pb.ChatMessage(role="user", content=line)
-            request.chat.messages.extend([*history, question])
-            reply = self._stream(request)
-            click.echo(f"[{reply.reuse()}; {reply.speed()}]", err=True)
-            # A turn that got no answer is forgotten: templates want the roles to alternate.
-            if reply.text:
-                history += [question, pb.ChatMessage(role="assistant", content=reply.text)]
-        return 0
+    def model(self) -> model_pb2.GetModelResponse:
+        """The served model.
 
-    def _chat_template(self) -> str:
+        Raises:
+            CallError: There is no server, or it is no radixd.
+        """
         stub = model_pb2_grpc.ModelServiceStub(self._channel)
         try:
-            return stub.GetModel(model_pb2.GetModelRequest(), timeout=_CONNECT_SECONDS).chat_template
+            return stub.GetModel(model_pb2.GetModelRequest(), timeout=_UNARY_SECONDS)
         except grpc.RpcError as error:
             raise self._explained(error) from None
-        except KeyboardInterrupt:
-            raise click.Abort from None
 
-    def _stream(self, request: pb.GenerateRequest) -> Reply:
-        """Prints a reply as it comes; Ctrl-C ends it early."""
+    def prompt_tokens(self, chat: pb.Chat) -> int | None:
+        """How many tokens a conversation has; None if the server does not say."""
+        stub = text_pb2_grpc.TextServiceStub(self._channel)
+        try:
+            return len(stub.RenderChat(text_pb2.RenderChatRequest(chat=chat), timeout=_UNARY_SECONDS).token_ids)
+        except grpc.RpcError:
+            return None
+
+    def stream(self, request: pb.GenerateRequest) -> Reply:
+        """Prints a reply as it comes; Ctrl-C ends it early.
+
+        Raises:
+            CallError: The call failed, whatever was printed before.
+        """
         reply = Reply()
         began = time.monotonic()
         call = self._stub.Generate(request)
@@ -169,44 +204,33 @@ class Client:
                     if reply.first_token is None:
                         reply.first_token = time.monotonic() - began
                     reply.texts.append(response.delta.text)
-                    sys.stdout.write(response.delta.text)
-                    sys.stdout.flush()
+                    reply.tokens += len(response.delta.token_ids)
+                    say(response.delta.text)
                 else:
                     reply.finished = response.finished
         except KeyboardInterrupt:
             call.cancel()
         except grpc.RpcError as error:
-            if reply.texts:
-                click.echo()
+            if reply.text:
+                say("\n")
             raise self._explained(error) from None
         if reply.first_token is not None:
             reply.seconds = time.monotonic() - began - reply.first_token
-        click.echo()
+        say("\n")
         return reply
 
-    def _explained(self, error: grpc.RpcError) -> StartError:
-        code, details = error.code(), error.details()
-        if code is grpc.StatusCode.UNAVAILABLE and "connect" in str(details).lower():
-            return StartError(f"no server at {self._target}; start one with: radixd serve (or make serve)")
-        return StartError(f"{code.name}: {details}")
-
-
-def _request(options: Options) -> pb.GenerateRequest:
-    request = pb.GenerateRequest()
-    if options.max_tokens is not None:
-        request.stop.max_tokens = options.max_tokens
-    if options.temperature is not None:
-        request.sampling.temperature = options.temperature
-    if options.seed is not None:
-        request.sampling.seed = options.seed
-    request.stop.strings.extend(options.stop)
-    return request
-
-
-def _ask() -> str | None:
-    """The next line the user types; None if they leave."""
-    try:
-        return input("> ")
-    except (EOFError, KeyboardInterrupt):
-        click.echo(err=True)
-        return None
+    def _explained(self, error: grpc.RpcError) -> CallError:
+        code, said = error.code(), " ".join(str(error.details()).split())
+        where = f"{self._target} (--target or RADIXD_TARGET)"
+        if code is grpc.StatusCode.UNAVAILABLE and "resol" in said.lower():
+            message = f"no server at {where}: the host's name is not known"
+        elif code is grpc.StatusCode.UNAVAILABLE and "connect" in said.lower():
+            message = f"no server at {where}; start one with: radixd serve (or make serve)"
+        elif code is grpc.StatusCode.UNIMPLEMENTED and "method" in said.lower():
+            message = f"no radixd server at {where}, but some other: {said}"
+        else:
+            message = f"{code.name}: {said}"
+        status = rpc_status.from_call(cast("grpc.Call", error))
+        details = () if status is None else status.details
+        may_retry = any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in details)
+        return CallError(message, code, may_retry=may_retry)

@@ -11,9 +11,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_SHOWN_CHARACTERS = 80
+
 
 class StartError(Exception):
     """The server cannot start. The message is one clear line for an operator."""
+
+
+class SettingError(StartError):
+    """A setting has a value that cannot be served.
+
+    Attributes:
+        name: The setting, as in Settings.
+        value: Its value.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, name: str, value: object, problem: str) -> None:
+        super().__init__(f"--{name.replace('_', '-')} {value}: {problem}")
+        self.name = name
+        self.value = value
+        self.problem = problem
 
 
 class ServiceError(Exception):
@@ -59,7 +77,13 @@ class NotServedError(ServiceError):
 
 
 class UnknownModelError(ServiceError):
-    """A request names a model that this replica does not serve."""
+    """A request names a model that this replica does not serve.
 
-    def __init__(self, served: str) -> None:
-        super().__init__(f"model: this replica serves {served}")
+    Args:
+        asked: The name it gives.
+        served: The names it may give.
+    """
+
+    def __init__(self, asked: str, served: Sequence[str]) -> None:
+        shown = asked if len(asked) <= _SHOWN_CHARACTERS else f"{asked[:_SHOWN_CHARACTERS]}..."
+        super().__init__(f"model: {shown!r} is not served here; this replica serves {' or '.join(served)}")

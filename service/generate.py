@@ -85,6 +85,11 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self._no_calls.set()
         self._draining = False
 
+    @property
+    def calls(self) -> int:
+        """Calls that have not ended."""
+        return self._calls
+
     def close(self) -> None:
         """Refuses new calls; running ones go on."""
         self._draining = True
@@ -139,12 +144,12 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             prepared = await self._prepare(request, checked, live)
             if prepared is None:
                 self._forget(request_id, live)
-                for response in aborted_early(checked.n, time.monotonic() - entry.arrived):
+                for response in aborted_early(checked.n):
                     await context.write(response)
                 entry.aborted = True
                 return
-            stream = self._submit(request, request_id, checked, prepared)
-            entry.stream = stream
+            entry.submitted = time.monotonic()
+            stream = entry.stream = self._submit(request, request_id, checked, prepared)
             try:
                 await self._write(stream, context, request_id, live)
             finally:
@@ -161,7 +166,9 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             return _Prepared(self._prompts.ids_of(request), StopStrings(checked.stop_strings))
 
         if self._preparing >= self._max_waiting:
-            raise QueueFullError(f"{self._preparing} prompts wait to be tokenized already", _RETRY_SECONDS)
+            waiting = f"{self._preparing} prompt{' waits' if self._preparing == 1 else 's wait'} to be tokenized"
+            limit = f"at most {self._max_waiting} may (--max-waiting)"
+            raise QueueFullError(f"the queue is full: {waiting}, {limit}; try again later", _RETRY_SECONDS)
         self._preparing += 1
         live.preparing = self._prompts.run(prepare)
         try:

@@ -57,7 +57,7 @@ class ServedModel:
             UnknownModelError: It is another model's name.
         """
         if name and name != self.spec.name and name not in self.aliases:
-            raise UnknownModelError(", ".join([self.spec.name, *self.aliases]))
+            raise UnknownModelError(name, (self.spec.name, *self.aliases))
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):

@@ -147,7 +147,7 @@ def _one_line_errors() -> Iterator[None]:
         raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(f"{error.filename or 'the model'}: {error.strerror or error}") from error
-    except (ValueError, MemoryError, RuntimeError) as error:
+    except (ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
         # Torch reports a pool or a model that does not fit the memory as a RuntimeError with a stack in its text.
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         raise StartError(f"the engine did not start: {first_line}") from error

@@ -8,6 +8,8 @@
   second signal ends the process where it stands.
 * The engine's death. Health says NOT_SERVING, streams end with UNAVAILABLE, and the exit code is 1: for a supervisor.
 
+Either way ``stopped`` is the last line of the log.
+
 Open Health.Watch streams never end by themselves, so the transport is closed without a grace, and only after the
 calls that matter have ended: ``grpc.aio.Server.stop`` with a grace would wait for the watchers, and may return
 before cancelled handlers have cleaned up.
@@ -24,7 +26,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from radixd.v1 import (
     cache_pb2,
@@ -39,8 +41,9 @@ from radixd.v1 import (
 
 from engine.base import EngineError
 from service.cache import CacheServicer
-from service.errors import StartError
+from service.errors import SettingError, StartError
 from service.generate import GenerateServicer
+from service.health import HealthServicer
 from service.interceptor import StatusInterceptor
 from service.model import ModelServicer
 from service.prompts import Prompts
@@ -72,12 +75,14 @@ def check_port(host: str, port: int) -> None:
     """Finds out at once, before the slow model load, whether the address can be listened on.
 
     Raises:
-        StartError: It cannot.
+        SettingError: There is no such host.
+        StartError: The port is taken, or may not be listened on.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise StartError(f"--host {host}: cannot be resolved: {error}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingError("host", host, f"cannot be resolved: {reason}") from None
     for family, kind, protocol, _, address in addresses:
         with socket.socket(family, kind, protocol) as probe:
             # As the server does, so that connections of an earlier run that linger do not count.
@@ -108,7 +113,7 @@ class Server:
         self._log = log
         self._prompts = Prompts(replica.model)
         self._generate = GenerateServicer(replica.scheduler, replica.model, self._prompts, settings.max_waiting, log)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer(("", *SERVICES))
         self._signalled = asyncio.Event()
 
     async def serve(self, ready: Callable[[int], None]) -> int:
@@ -142,9 +147,11 @@ class Server:
         await self._health.enter_graceful_shutdown()
         self._generate.close()
         try:
-            return await self._drain(scheduling)
+            code = await self._drain(scheduling)
         finally:
             await self._close(server)
+        self._log.info("stopped", code=code)
+        return code
 
     async def _register(self, server: grpc.aio.Server) -> None:
         replica = self._replica
@@ -153,8 +160,7 @@ class Server:
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(replica.model), server)
         cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheServicer(replica.scheduler, self._log), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        for name in ("", *SERVICES):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.begin()
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
     def _watch_signals(self) -> None:
@@ -166,7 +172,13 @@ class Server:
         if self._signalled.is_set():
             self._log.warning("killed", signal=number.name)
             os._exit(128 + number)
-        self._log.info("draining", signal=number.name, grace=self._settings.grace)
+        self._log.info(
+            "draining",
+            signal=number.name,
+            streams=self._generate.calls,
+            grace=self._settings.grace,
+            hint="a second signal ends at once",
+        )
         self.drain()
 
     def drain(self) -> None:

@@ -1,7 +1,8 @@
 """What an operator may set, in one frozen object.
 
-The command line fills it from flags, then the environment (``RADIXD_*``), then a TOML file, then the defaults here; a
-setting's flag, variable and file key have one name. Ranges that click cannot express are checked here.
+The command line fills it: a flag wins over a variable (``RADIXD_*``), a variable over a TOML file, and the file over
+the defaults here. A setting's flag, variable and file key have one name. What depends on two settings is checked here,
+what depends on one in options.py.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import tomllib
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from service.errors import StartError
+from service.errors import SettingError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
 SCRIPTED = "scripted:"
+DEVICES = ("auto", "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,17 @@ class Settings:
     grace: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raises StartError for what cannot be served."""
-        if self.device == "cuda":
-            raise StartError("--device cuda: not built yet; use --device cpu")
+        """Raises SettingError for what cannot be served."""
+        if self.device not in DEVICES:
+            built = " or ".join(DEVICES)
+            cuda = self.device.partition(":")[0] == "cuda"
+            raise SettingError("device", self.device, f"not built yet; use {built}" if cuda else f"must be {built}")
+        if self.engine == SCRIPTED:
+            raise SettingError("engine", self.engine, f"names no file; give the script's, as in {SCRIPTED}FILE")
         if self.engine != "torch" and not self.script:
-            raise StartError(f"--engine {self.engine}: must be torch or scripted:FILE")
+            raise SettingError("engine", self.engine, f"must be torch or {SCRIPTED}FILE")
         if self.pool_tokens is not None and self.pool_tokens < self.page_size:
-            raise StartError(f"--pool-tokens {self.pool_tokens}: must be at least one page ({self.page_size})")
+            raise SettingError("pool_tokens", self.pool_tokens, f"must be at least one page ({self.page_size})")
 
     @property
     def script(self) -> str | None:
@@ -80,20 +86,31 @@ DEFAULTS = {field.name: field.default for field in fields(Settings)}
 """Each setting's default, by name."""
 
 
-def read_file(path: Path, known: Collection[str]) -> dict[str, Any]:
+def read_file(path: Path, known: Collection[str]) -> dict[str, tuple[str, Any]]:
     """Reads settings from a TOML file whose keys are the flags' names, with dashes or underscores.
 
+    Returns:
+        Each key as it is written and its value, by the setting's name.
+
     Raises:
-        StartError: It cannot be read, is no TOML, or has a key that is not in ``known``.
+        StartError: It cannot be read, is no TOML, or has a key twice or one that is not in ``known``.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise StartError(f"--config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StartError(f"--config {path}: {error}") from None
-    values = {key.replace("-", "_"): value for key, value in content.items()}
-    for name in values:
+        raise StartError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartError(f"{path}: is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise StartError(f"{path}: is not TOML: {error}") from None
+    except RecursionError:
+        raise StartError(f"{path}: is nested too deeply") from None
+    values: dict[str, tuple[str, Any]] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
         if name not in known:
-            raise StartError(f"--config {path}: unknown setting {name.replace('_', '-')!r}")
+            raise StartError(f"{path}: unknown setting {key!r}")
+        if name in values:
+            raise StartError(f"{path}: {values[name][0]} and {key} are the same setting")
+        values[name] = (key, value)
     return values

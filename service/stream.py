@@ -203,12 +203,11 @@ class TokenStream:
         self._ready.set()
 
 
-def aborted_early(n: int, queue: float) -> list[pb.GenerateResponse]:
+def aborted_early(n: int) -> list[pb.GenerateResponse]:
     """The whole stream of a request that was aborted before the scheduler had it.
 
     Args:
         n: Continuations it would have had.
-        queue: Seconds it waited.
     """
     outcome = Outcome(
         reason=Reason.ABORTED,
@@ -216,7 +215,7 @@ def aborted_early(n: int, queue: float) -> list[pb.GenerateResponse]:
         prompt_tokens=0,
         cached_tokens=0,
         completion_tokens=0,
-        queue=queue,
+        queue=0.0,
         prefill=0.0,
         decode=0.0,
     )

@@ -262,7 +262,9 @@ def _stop_violations(stop: pb.StopCriteria, limits: Limits) -> Iterable[Violatio
         yield Violation("stop.token_ids", f"must be at most {MAX_STOP_IDS}")
     for position, token_id in enumerate(stop.token_ids[:MAX_STOP_IDS]):
         if token_id >= limits.vocab_size:
-            yield Violation(f"stop.token_ids[{position}]", f"is outside the vocabulary of {limits.vocab_size} tokens")
+            yield Violation(
+                f"stop.token_ids[{position}]", f"{token_id} is outside the vocabulary of {limits.vocab_size} tokens"
+            )
 
 
 def _constraint_violations(request: pb.GenerateRequest) -> Iterable[Violation]:

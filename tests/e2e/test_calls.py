@@ -179,6 +179,8 @@ def test_a_request_whose_numbers_fail_ends_alone(server: Server, request_id: str
     call, before = begin(server, request_id)
     error = refusal(call)
     assert error.code() is grpc.StatusCode.INTERNAL
+    if request_id == "fail":
+        assert "the script fails 'fail' at position 3, in step" in error.details()
     assert before.started is not None
     if request_id == "nan":
         assert read(neighbour, "delta").deltas
@@ -202,6 +204,7 @@ def test_a_full_queue_asks_to_retry_and_an_abort_reaches_who_waits(narrow: Serve
     wait_for(narrow, running=1, waiting=1)
     error = refusal(narrow.client.Generate(narrow.request("endless-3", text="go"), timeout=10))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == ("the queue is full: 1 sequence waits, at most 1 may (--max-waiting); try again later")
     assert details(error) == ["google.rpc.RetryInfo"]
     retry = error_details_pb2.RetryInfo()
     assert rpc_status.from_call(error).details[0].Unpack(retry)

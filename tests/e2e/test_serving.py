@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
+import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.e2e.process import NOT_SERVING, SERVING, assert_one_line, radixd
+from tests.e2e.process import NOT_SERVING, RADIXD, SERVING, assert_one_line, radixd
 from tests.e2e.wire import Collected
 
 if TYPE_CHECKING:
@@ -50,9 +52,15 @@ def test_a_drain_lets_the_running_stream_finish_and_refuses_new_ones(start: Call
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "draining" in caught.value.details()
     assert Collected(running).finished[0].usage.completion_tokens == 300
+    (draining,) = server.events("draining")
+    assert (draining["signal"], draining["streams"]) == ("SIGTERM", 1)
+    assert "second signal" in draining["hint"]
     began = time.monotonic()
     server.finish()
     assert time.monotonic() - began < 10
+    events = [json.loads(line) for line in server.log().splitlines()]
+    assert [event["event"] for event in events][-2:] == ["idle", "stopped"]
+    assert all(list(event)[:3] == ["timestamp", "level", "event"] for event in events)
 
 
 def test_streams_that_outlast_the_grace_end_with_a_status(start: Callable[..., Server]) -> None:
@@ -85,6 +93,22 @@ def test_a_hanging_engine_cannot_keep_the_process(start: Callable[..., Server]) 
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert server.wait() == 1
     assert server.events("engine_hangs")
+
+
+def test_a_log_that_nobody_reads_any_more_costs_nothing_but_its_lines(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text("{}")
+    with subprocess.Popen(
+        [RADIXD, "serve", "--port", "0", "--engine", f"scripted:{script}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stderr.readline()
+        process.stderr.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 def test_flags_win_over_the_environment_and_the_environment_over_the_file(

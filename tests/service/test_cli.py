@@ -2,40 +2,43 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import io
 import socket
+import textwrap
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
-from service.cli import cli, run
+from service.cli import MAX_STOPS, cli, run, suggestion
 from service.errors import StartError
+from service.options import Number, Text
 from service.server import check_port, join_address
-from service.settings import Settings, read_file
+from service.settings import Settings
+from service.validation import FLOAT_RANGES, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS
+from tests.service.commands import failure
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Runs a command that must fail with one line; returns the line."""
-    assert run([*arguments]) != 0
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith("radixd: ")
-    return line
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--port", "70000"), "--port"),
-        (("--port", "many"), "--port"),
+        (("--port", "70000"), "--port 70000: must be between 0 and 65535"),
+        (("--port", "many"), "--port many: is not an integer"),
         (("--page-size", "0"), "--page-size"),
         (("--cache", "lru"), "--cache"),
         (("--grace", "-1"), "--grace"),
-        (("--device", "cuda"), "not built yet"),
+        (("--device", "cuda"), "--device cuda: not built yet; use auto or cpu"),
+        (("--device", "tpu"), "--device tpu: must be auto or cpu"),
+        (("--deterministic",), "--deterministic: not built yet"),
+        (("--no-overlap", "maybe"), "--no-overlap takes no value: 'maybe' is too much"),
+        (("now",), "unexpected argument 'now'; serve takes only flags"),
+        (("--engine", "scripted:"), "--engine 'scripted:': names no file; give the script's, as in scripted:FILE"),
+        (("--engine", "scripted:s.json", "--model", "smollm2"), "--model smollm2: no model is loaded with --engine"),
+        (("--host", ""), "--host '': must not be empty"),
         (("--engine", "magic"), "--engine magic"),
         (("--pool-tokens", "8"), "--pool-tokens 8"),
         (("--no-such-flag",), "--no-such-flag"),
@@ -52,31 +55,6 @@ def test_a_value_that_cannot_be_served_is_one_line(
     assert expected in failure(capsys, "serve", "--port", "0", *arguments)
 
 
-@pytest.mark.parametrize("name", ["RADIXD_PORT", "RADIXD_PAGE_SIZE", "RADIXD_GRACE", "RADIXD_NO_OVERLAP"])
-def test_a_bad_variable_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "nonsense")
-    assert "nonsense" in failure(capsys, "serve", "--device", "cuda")
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("page-size = 0", "page-size"),
-        ("pages = 3", "pages"),
-        ("config = 'other.toml'", "config"),
-        ("not toml", "radixd.toml"),
-    ],
-)
-def test_a_bad_file_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, expected: str
-) -> None:
-    file = tmp_path / "radixd.toml"
-    file.write_text(content)
-    assert expected in failure(capsys, "serve", "--port", "0", "--config", str(file))
-
-
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, b"not a model" * 100])
 def test_a_broken_model_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes) -> None:
     broken = tmp_path / "broken.gguf"
@@ -84,23 +62,73 @@ def test_a_broken_model_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp
     assert "broken.gguf" in failure(capsys, "serve", "--port", "0", "--model", str(broken))
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"unknown": 1}', '{"requests": {"a": {"tokens": [999]}}}'])
-def test_a_bad_script_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str) -> None:
-    script = tmp_path / "script.json"
-    script.write_text(content)
-    assert "script.json" in failure(capsys, "serve", "--port", "0", "--engine", f"scripted:{script}")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("generate", "--max-tokens", "0", "Hello"), "--max-tokens 0: must be between 1 and"),
+        (("generate", "--max-tokens", "ten", "Hello"), "--max-tokens ten: is not an integer"),
+        (("generate", "--temperature", "200", "Hello"), "--temperature 200: must be between 0 and 100"),
+        (("generate", "--temperature", "nan", "Hello"), "--temperature nan: must be between 0 and 100"),
+        (("generate", "--stop", "", "Hello"), "--stop '': must not be empty"),
+        (("generate", "--stop", "s" * 1025, "Hello"), "must have at most 1024 bytes"),
+        (("generate", *(("--stop", "s") * 33), "Hello"), "--stop: may be given 32 times at most, not 33"),
+        (("generate",), "PROMPT"),
+        (("generate", ""), "the prompt is empty"),
+        (("generate", "Hello", "world"), "unexpected argument 'world'; put the prompt in quotes"),
+        (("generate", "--raw", "--seed", "-1", "Hello"), "--seed -1: must be between 0 and"),
+        (("generate", "--target", "http://localhost:50051", "Hello"), "give host:port, without http://"),
+        (("generate", "--target", "", "Hello"), "--target '': give host:port"),
+        (("generate", "--target", "localhost", "Hello"), "--target localhost: give host:port"),
+        (("generate", "--target", "localhost:99999", "Hello"), "give host:port"),
+        (("chat", "--temperature", "200"), "--temperature 200: must be between 0 and 100"),
+        (("chat", "--target", "no spaces:1"), "give host:port"),
+        (("chat", "now"), "unexpected argument 'now'; chat takes only flags"),
+        (("generate", "\udcff"), "PROMPT '\\udcff': is not UTF-8 text"),
+        (("generate", "--stop", "\udcff", "Hello"), "--stop '\\udcff': is not UTF-8 text"),
+        (("generate", "--target", "\udcff:1", "Hello"), "is not UTF-8 text"),
+        (("chat", "--system", "\udcff"), "--system '\\udcff': is not UTF-8 text"),
+        (("serve", "--model", "\udcff"), "--model '\\udcff': is not UTF-8 text"),
+        (("serve", "--model", "two\nlines"), "two\\nlines: is no file"),
+        (("\udcff",), "No such command"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_in_one_line_that_names_what_the_user_wrote(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
+) -> None:
+    assert expected in failure(capsys, *arguments)
 
 
-def test_a_bad_prompt_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--max-tokens" in failure(capsys, "generate", "--max-tokens", "0", "Hello")
-    assert "PROMPT" in failure(capsys, "generate")
+def test_what_a_flag_allows_is_what_the_server_allows() -> None:
+    kinds = {parameter.name: parameter.type for parameter in cli.commands["generate"].params}
+    temperature, stop = kinds["temperature"], kinds["stop"]
+    assert isinstance(temperature, Number)
+    assert isinstance(stop, Text)
+    allowed = FLOAT_RANGES["sampling.temperature"]
+    assert (temperature.low, temperature.high) == (allowed.low, allowed.high)
+    assert (stop.low, stop.high, MAX_STOPS) == (1, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS)
 
 
-def test_the_file_takes_names_with_dashes_or_underscores(tmp_path: Path) -> None:
-    file = tmp_path / "radixd.toml"
-    file.write_text('page-size = 4\npool_tokens = 64\nhost = "::1"\n')
-    known = {field.name for field in dataclasses.fields(Settings)}
-    assert read_file(file, known) == {"page_size": 4, "pool_tokens": 64, "host": "::1"}
+@pytest.mark.parametrize(("content", "expected"), [(b"\xff", "not UTF-8 text (byte 0)"), (b"", "is empty")])
+def test_standard_input_that_is_no_prompt_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: bytes, expected: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert expected in failure(capsys, "generate", "-")
+    monkeypatch.setattr("sys.stdin", None)
+    assert "standard input is closed" in failure(capsys, "generate", "-")
+
+
+def test_even_a_fault_of_the_program_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(_: object) -> None:
+        raise KeyError("oops\nand more")
+
+    monkeypatch.setattr("service.client.Client", faulty)
+    assert "KeyError" in failure(capsys, "generate", "Hello")
+    monkeypatch.setenv("RADIXD_DEBUG", "1")
+    with pytest.raises(KeyError):
+        run(["generate", "Hello"])
 
 
 def test_the_defaults_of_the_flags_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +142,41 @@ def test_the_defaults_of_the_flags_are_those_of_the_settings(monkeypatch: pytest
     monkeypatch.setattr("service.replica.build_replica", remember)
     assert run(["serve"]) == 1
     assert seen == [Settings()]
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("127.0.0.1", "--target 127.0.0.1:7"),
+        ("0.0.0.0", "--target 127.0.0.1:7"),
+        ("::", "--target '[::1]:7'"),
+        ("::1", "--target '[::1]:7'"),
+        ("example.org", "--target example.org:7"),
+    ],
+)
+def test_the_command_to_try_next_names_an_address_that_can_be_called(host: str, shown: str) -> None:
+    suggested = suggestion(Settings(host=host), 7)
+    assert shown in suggested
+    assert "--max-tokens" not in suggested
+
+
+def test_the_command_to_try_next_ends_even_where_the_script_does_not() -> None:
+    assert suggestion(Settings(engine="scripted:s.json"), 50051).endswith('radixd generate --max-tokens 32 "Hello"')
+
+
+def test_help_tells_the_order_of_the_sources_shows_a_file_and_hides_what_is_not_built() -> None:
+    text = CliRunner().invoke(cli, ["serve", "--help"]).output
+    assert "flag wins over its RADIXD_* variable, a variable over the --config file" in " ".join(text.split())
+    example = textwrap.dedent(text[text.index("    port = ") : text.index("Options:")])
+    assert tomllib.loads(example)["port"] == 50052
+    assert "0<=" not in text
+    assert "From 0 to 65535." in " ".join(text.split())
+    assert "cuda" not in text
+    assert "deterministic" not in text
+
+
+def test_the_short_help_of_each_command_is_whole() -> None:
+    assert "..." not in CliRunner().invoke(cli, ["--help"]).output.partition("Commands:")[2]
 
 
 def test_help_documents_every_setting_with_its_default_and_its_variable() -> None:

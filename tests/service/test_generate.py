@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -64,6 +65,10 @@ async def test_prompts_that_wait_to_be_tokenized_are_bounded_too() -> None:
         reading = await begin_slow(service, "a")
         error = await refusal(service.generate("b"))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        full = "the queue is full: 1 prompt waits to be tokenized, at most 1 may (--max-waiting); try again later"
+        assert error.details() == full
+        (line,) = service.logged("generate")
+        assert (line["request_id"], line["status"], line["error"]) == ("b", "RESOURCE_EXHAUSTED", full)
         service.tokenizer.gate.set()
         assert (await reading).HasField("started")
 
@@ -109,6 +114,8 @@ async def test_an_unexpected_error_is_logged_and_says_nothing_to_the_client(monk
         assert error.code() is grpc.StatusCode.INTERNAL
         assert "secret" not in (error.details() or "")
         assert service.logged("handler_failed")
+        (line,) = service.logged("generate")
+        assert (line["status"], line["error"]) == ("INTERNAL", "KeyError('secret')")
 
 
 async def test_the_engines_death_ends_streams_health_and_the_process() -> None:
@@ -125,6 +132,7 @@ async def test_the_engines_death_ends_streams_health_and_the_process() -> None:
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert service.code == 1
     assert service.logged("engine_failed")
+    assert (service.lines[-1]["event"], service.lines[-1]["code"]) == ("stopped", 1)
 
 
 async def test_one_line_tells_what_a_call_cost() -> None:
@@ -139,6 +147,58 @@ async def test_one_line_tells_what_a_call_cost() -> None:
         "prompt_tokens": 2,
         "completion_tokens": 4,
     }
-    assert 0 <= line["queue"] <= line["ttft"]
+    assert 0 <= line["prepare"] + line["queue"] <= line["ttft"]
     assert line["tpot"] > 0
+    assert "error" not in line
     assert service.code == 0
+
+
+async def test_the_queue_time_of_the_log_is_that_of_usage_and_tokenizing_is_told_apart() -> None:
+    async with serving() as service:
+        call = service.generate("a", "slow", stop={"max_tokens": 1})
+        reading = asyncio.ensure_future(call.read())
+        await asyncio.to_thread(service.tokenizer.begun.wait)
+        began = time.monotonic()
+        await service.abort("another")
+        held = time.monotonic() - began
+        service.tokenizer.gate.set()
+        assert (await reading).HasField("started")
+        assert (await call.read()).HasField("delta")
+        finished = (await call.read()).finished
+    (line,) = service.logged("generate")
+    assert line["prepare"] >= round(held, 6)
+    assert line["queue"] == pytest.approx(finished.usage.queue.ToNanoseconds() / 1e9, abs=1e-3)
+
+
+async def test_a_refused_request_is_logged_with_its_reason() -> None:
+    async with serving() as service:
+        error = await refusal(service.generate("a", "", sampling={"temperature": -1}))
+    (line,) = service.logged("generate")
+    assert line["error"] == error.details()
+    assert "sampling.temperature" in line["error"]
+    assert "prepare" not in line
+
+
+async def test_an_unknown_services_health_is_refused_with_the_names_there_are() -> None:
+    async with serving() as service:
+        health = health_pb2_grpc.HealthStub(service.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health.Check(health_pb2.HealthCheckRequest(service="radixd.v1.Other"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "no service 'radixd.v1.Other' here" in (caught.value.details() or "")
+    assert "radixd.v1.GenerateService" in (caught.value.details() or "")
+
+
+async def test_another_model_is_refused_by_the_name_that_was_asked_for() -> None:
+    async with serving() as service:
+        error = await refusal(service.generate("a", model="gpt-" + "9" * 1000))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert "'gpt-999" in (error.details() or "")
+    assert (error.details() or "").endswith("this replica serves scripted")
+
+
+async def test_the_last_line_of_the_log_is_that_the_server_stopped() -> None:
+    async with serving() as service:
+        pass
+    assert [line["event"] for line in service.lines] == ["idle", "stopped"]
+    assert service.lines[-1]["code"] == 0

@@ -32,7 +32,7 @@ def test_every_error_of_the_scheduler_has_a_code_of_its_own(kind: type[schedulin
     [
         (errors.InvalidRequestError.of("text", "must not be empty"), grpc.StatusCode.INVALID_ARGUMENT),
         (errors.NotServedError("constraint"), grpc.StatusCode.UNIMPLEMENTED),
-        (errors.UnknownModelError("smollm2"), grpc.StatusCode.NOT_FOUND),
+        (errors.UnknownModelError("other", ("smollm2",)), grpc.StatusCode.NOT_FOUND),
         (NoChatTemplateError(), grpc.StatusCode.FAILED_PRECONDITION),
         (TemplateError("refused"), grpc.StatusCode.INVALID_ARGUMENT),
         (UnencodableTextError(3, "why"), grpc.StatusCode.INVALID_ARGUMENT),

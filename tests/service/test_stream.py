@@ -166,6 +166,6 @@ def test_times_and_tokens_are_kept_for_the_log() -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_request_aborted_early_still_ends_each_index(n: int) -> None:
-    responses = aborted_early(n, 0.5)
+    responses = aborted_early(n)
     assert [response.finished.index for response in responses] == list(range(n))
     assert {response.finished.reason for response in responses} == {pb.FINISH_REASON_ABORTED}

@@ -155,6 +155,12 @@ def test_namespaces_are_equal_exactly_for_equal_salts(one: str, other: str) -> N
     assert namespace_of(one)[4:] == one.encode()
 
 
+def test_a_stop_id_outside_the_vocabulary_is_named_with_its_value() -> None:
+    request = pb.GenerateRequest(text="go", stop={"token_ids": [1, 4711]})
+    with pytest.raises(InvalidRequestError, match=r"stop\.token_ids\[1\]: 4711 is outside"):
+        check_request(request, LIMITS)
+
+
 def test_of_too_many_entries_only_the_number_is_told() -> None:
     request = pb.GenerateRequest(text="go", stop={"strings": [""] * 100_000, "token_ids": [100] * 100_000})
     assert len(bad_fields(request)) <= 2 + 32 + 128

@@ -70,7 +70,9 @@ class GenerateRequest(_message.Message):
     model: _builtins.str
     """The served model's name or alias. Empty: whatever this replica serves. Anything else is NOT_FOUND."""
     text: _builtins.str
-    """Plain text. Control tokens written in it are text; the model's begin-of-sequence token is added if it has one."""
+    """Plain text. Control tokens written in it are text. Begins with the begin-of-sequence token only where the model's
+    tokenizer asks for one; some have one and do not ask.
+    """
     priority: _builtins.int
     """Requests of a higher priority are admitted first; equal ones in order of arrival. Default 0."""
     @_builtins.property
@@ -726,7 +728,7 @@ class Usage(_message.Message):
     """Tokens generated, stop and end-of-sequence ids included."""
     @_builtins.property
     def queue(self) -> _duration_pb2.Duration:
-        """From arrival to admission."""
+        """From arrival at the scheduler, with the prompt tokenized, to admission."""
 
     @_builtins.property
     def prefill(self) -> _duration_pb2.Duration:

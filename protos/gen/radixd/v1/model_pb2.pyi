@@ -69,7 +69,7 @@ class GetModelResponse(_message.Message):
     context_length: _builtins.int
     """Prompt and output together, in tokens."""
     bos_token_id: _builtins.int
-    """The begin-of-sequence id, if the tokenizer has one."""
+    """The begin-of-sequence id, if the tokenizer has one. That alone does not put it before text; see TokenizeRequest."""
     chat_template: _builtins.str
     """The chat template's source; empty if the model has none."""
     device: _builtins.str

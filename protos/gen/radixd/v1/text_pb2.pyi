@@ -34,7 +34,7 @@ class TokenizeRequest(_message.Message):
     text: _builtins.str
     """May be empty."""
     omit_special_tokens: _builtins.bool
-    """Leaves out the begin-of-sequence token that the model asks for."""
+    """Leaves out the begin-of-sequence token where the model's tokenizer asks for one."""
     parse_special_tokens: _builtins.bool
     """Reads control tokens written in the text as those tokens."""
     def __init__(
