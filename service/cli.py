@@ -1,4 +1,4 @@
-"""The command line: ``radixd serve``, ``radixd generate``, ``radixd chat``.
+"""The command line: ``radixd serve``, ``radixd generate``, ``radixd chat``, ``radixd top``.
 
 Whatever goes wrong on the way is one line on stderr, in terms of what the user wrote, and a non-zero exit: 2 for a
 command that cannot be understood, 1 for one that cannot be done. Nothing heavy is imported before the command that
@@ -8,10 +8,7 @@ needs it runs.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
-import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +18,16 @@ from click.core import ParameterSource
 
 from service import terminal
 from service.errors import SettingError, StartError
-from service.options import Kind, Number, OneOf, Switch, Target, Text, Whole, given_as, load_file
-from service.settings import DEFAULTS, DEVICES, Settings
+from service.options import Kind, Number, OneOf, Policy, Switch, Target, Text, Whole, given_as, load_file
+from service.settings import DEFAULT_TARGET, DEFAULTS, DEVICES, Settings
+from service.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DEFAULT_TARGET = "127.0.0.1:50051"
 MAX_STOPS = 32
 _MAX_GRACE_SECONDS = 86_400
+_INTERVAL = Number(0.1, 3600)
 _SERVE_HELP = """\
 Serves a model until SIGTERM or Ctrl-C.
 
@@ -82,8 +80,7 @@ def run(arguments: list[str]) -> int:
 
 def _complain(message: str) -> None:
     """One line, even where the message quotes what would make it more."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-    click.echo(f"radixd: {line}", err=True)
+    click.echo(f"radixd: {visible(message)}", err=True)
 
 
 class _Command(click.Command):
@@ -109,10 +106,14 @@ def _setting(flag: str, text: str, kind: Kind, metavar: str | None = None) -> Ca
     """An option of ``serve``: flag, variable and file key share a name, and the default is that of Settings."""
     name = flag.removeprefix("--")
     default = DEFAULTS.get(name.replace("-", "_"))
+    if isinstance(kind, OneOf):
+        metavar = f"[{'|'.join(kind.choices)}]"
+    elif metavar is None and not isinstance(kind, Policy):
+        metavar = kind.name.upper()
     return click.option(
         flag,
         type=kind,
-        metavar=f"[{'|'.join(kind.choices)}]" if isinstance(kind, OneOf) else metavar or kind.name.upper(),
+        metavar=metavar,
         envvar=f"RADIXD_{name.replace('-', '_').upper()}",
         show_envvar=True,
         default=default,
@@ -157,6 +158,7 @@ def cli() -> None:
 @_setting("--device", "Where the model runs.", Text(), f"[{'|'.join(DEVICES)}]")
 @_setting("--engine", "torch, or scripted:FILE to play a script instead of a model.", Text())
 @_setting("--cache", "Prefix cache; naive keeps nothing.", OneOf("radix", "naive"))
+@_setting("--eviction", "What the radix cache forgets first when pages run out.", Policy())
 @_setting("--page-size", "Tokens in a page of the cache.", Whole(1, 1024))
 @_setting("--pool-tokens", "Tokens in the whole page pool. Default: the engine's choice.", Whole(1))
 @_setting("--context", "Prompt and output together, in tokens. Default: the model's own.", Whole(2))
@@ -183,6 +185,7 @@ def serve(context: click.Context, /, no_overlap: bool, deterministic: bool, **va
     from service import server  # noqa: PLC0415
     from service.logs import configure  # noqa: PLC0415
     from service.replica import build_replica  # noqa: PLC0415
+    from service.suggestion import suggestion  # noqa: PLC0415
 
     try:
         settings = Settings(overlap=not no_overlap, **values)
@@ -223,36 +226,23 @@ def _wins(context: click.Context, name: str, other: str) -> bool:
     return one in strength and (two not in strength or strength.index(one) <= strength.index(two))
 
 
-def suggestion(settings: Settings, port: int) -> str:
-    """A command to try next, as it can be typed where the user is."""
-    from service.server import join_address  # noqa: PLC0415
-
-    called = Path(sys.argv[0])
-    if shutil.which("radixd") or called.name != "radixd":
-        called = Path("radixd")
-    elif called.is_relative_to(Path.cwd()):
-        called = called.relative_to(Path.cwd())
-    address = join_address(_reachable(settings.host), port)
-    target = [] if address == DEFAULT_TARGET else ["--target", address]
-    # A script need not end by itself.
-    limit = ["--max-tokens", "32"] if settings.script else []
-    return f'{shlex.join([str(called), "generate", *target, *limit])} "Hello"'
-
-
-def _reachable(host: str) -> str:
-    """Where a server that listens on ``host`` is found from the same machine."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    loopback = {4: "127.0.0.1", 6: "::1"}
-    return loopback[address.version] if address.is_unspecified else host
-
-
 def _check_stops(_: click.Context, __: click.Parameter, stops: tuple[str, ...]) -> tuple[str, ...]:
     if len(stops) > MAX_STOPS:
         raise click.UsageError(f"--stop: may be given {MAX_STOPS} times at most, not {len(stops)}")
     return stops
+
+
+def _target_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--target",
+        type=Target(),
+        metavar="HOST:PORT",
+        envvar="RADIXD_TARGET",
+        show_envvar=True,
+        default=DEFAULT_TARGET,
+        show_default=True,
+        help="Where the server listens.",
+    )
 
 
 def _reply_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -265,8 +255,7 @@ def _reply_options(command: Callable[..., int]) -> Callable[..., int]:
         click.option("--temperature", type=temperature,
                      help=f"0 is greedy. {temperature.allowed} Default: the model's own."),
         click.option("--max-tokens", type=Whole(1, 2**32 - 1), help="Default: up to the context's end."),
-        click.option("--target", type=Target(), metavar="HOST:PORT", envvar="RADIXD_TARGET", show_envvar=True,
-                     default=DEFAULT_TARGET, show_default=True, help="Where the server listens."),
+        _target_option(),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -303,3 +292,25 @@ def chat(target: str, system: str | None, **options: Any) -> int:
 
     with Client(target) as client:
         return Conversation(client, Options(**options), system).run()
+
+
+@cli.command(cls=_Command, short_help="Watches a running server's cache.")
+@_target_option()
+@click.option(
+    "--interval",
+    type=_INTERVAL,
+    default=1.0,
+    show_default=True,
+    help=f"Seconds between two looks. {_INTERVAL.allowed}",
+)
+@click.option("--once", is_flag=True, help="Look once and print it as plain text, as where the output is no terminal.")
+def top(target: str, interval: float, once: bool) -> int:
+    """Watches a running server: its pages, its speed, and the prefixes that requests share most. Ctrl-C leaves.
+
+    It shows what others sent to the server.
+    """
+    from service.client import Client  # noqa: PLC0415
+    from service.top import Top  # noqa: PLC0415
+
+    with Client(target) as client:
+        return Top(client).run(interval, once=once)

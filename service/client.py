@@ -14,8 +14,16 @@ import click
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from radixd.v1 import (
+    cache_pb2,
+    cache_pb2_grpc,
+    generate_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    text_pb2,
+    text_pb2_grpc,
+)
 from radixd.v1 import generate_pb2 as pb
-from radixd.v1 import generate_pb2_grpc, model_pb2, model_pb2_grpc, text_pb2, text_pb2_grpc
 
 from service.errors import StartError
 from service.terminal import say
@@ -176,6 +184,31 @@ class Client:
         stub = model_pb2_grpc.ModelServiceStub(self._channel)
         try:
             return stub.GetModel(model_pb2.GetModelRequest(), timeout=_UNARY_SECONDS)
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def stats(self) -> cache_pb2.GetStatsResponse:
+        """The server's counts.
+
+        Raises:
+            CallError: As ``model``.
+        """
+        stub = cache_pb2_grpc.CacheServiceStub(self._channel)
+        try:
+            return stub.GetStats(cache_pb2.GetStatsRequest(), timeout=_UNARY_SECONDS)
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def prefixes(self, limit: int, text_bytes: int) -> list[cache_pb2.CachedPrefix]:
+        """The most used prefixes of its cache.
+
+        Raises:
+            CallError: As ``model``.
+        """
+        stub = cache_pb2_grpc.CacheServiceStub(self._channel)
+        request = cache_pb2.ListPrefixesRequest(limit=limit, text_bytes=text_bytes)
+        try:
+            return list(stub.ListPrefixes(request, timeout=_UNARY_SECONDS).prefixes)
         except grpc.RpcError as error:
             raise self._explained(error) from None
 

@@ -30,6 +30,8 @@ class ServedModel:
         template: Renders conversations, if the model has a chat template.
         page_size: Tokens in a page of the cache.
         pool_tokens: Tokens in the whole page pool.
+        generation: Identifies the loaded weights, whatever their name.
+        eviction: What the cache evicts first, by the policy's name; empty where it keeps nothing.
     """
 
     spec: ModelSpec
@@ -38,6 +40,8 @@ class ServedModel:
     template: ChatTemplate | None
     page_size: int
     pool_tokens: int
+    generation: str = ""
+    eviction: str = ""
 
     @property
     def limits(self) -> Limits:
@@ -48,6 +52,7 @@ class ServedModel:
             spec.context_length,
             self.tokenizer.eos_token_ids,
             default_temperature=spec.default_temperature,
+            generation=self.generation,
         )
 
     def require(self, name: str) -> None:

@@ -144,6 +144,29 @@ class OneOf(Text):
         return value
 
 
+class Policy(Text):
+    """The name of an eviction policy. Their list is the cache's, which is loaded only for who needs it."""
+
+    name = "policy"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All of them, the default first."""
+        from kvcache import POLICIES  # noqa: PLC0415
+
+        return POLICIES
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """See click, of which only newer versions give the context."""
+        return f"[{'|'.join(self.choices)}]"
+
+    def check(self, value: str) -> str:
+        """See Kind."""
+        if value not in self.choices:
+            raise ValueError(f"must be {' or '.join(self.choices)}")
+        return value
+
+
 class Target(Text):
     """Where a server listens: ``host:port``."""
 

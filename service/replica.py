@@ -6,6 +6,7 @@ are imported here as well, so that commands which serve nothing start fast.
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def _build(settings: Settings) -> Replica:
     from scheduler.scheduler import Scheduler  # noqa: PLC0415
     from service.text import ChatTemplate  # noqa: PLC0415
 
-    engine, tokenizer = _scripted(settings, settings.script) if settings.script else _torch(settings)
+    engine, tokenizer, generation = _scripted(settings, settings.script) if settings.script else _torch(settings)
     if engine.spec.vocab_size != tokenizer.vocab_size:
         raise ModelLoadError(f"the model has {engine.spec.vocab_size} tokens and its vocabulary {tokenizer.vocab_size}")
     limits = SchedulerSettings(
@@ -71,16 +72,19 @@ def _build(settings: Settings) -> Replica:
         template=None if tokenizer.chat_template is None else ChatTemplate.of(tokenizer),
         page_size=engine.page_size,
         pool_tokens=engine.num_pages * engine.page_size,
+        generation=generation,
+        eviction=settings.eviction if settings.cache == "radix" else "",
     )
     return Replica(engine, Scheduler(engine, _cache(settings), limits), model)
 
 
-def _torch(settings: Settings) -> tuple[Engine, Tokenizer]:
+def _torch(settings: Settings) -> tuple[Engine, Tokenizer, str]:
     from engine.model_path import recommended_temperature, resolve_model  # noqa: PLC0415
     from service.text import Tokenizer  # noqa: PLC0415
 
     # The tokenizer first: it is quick, and a wrong file need not wait for torch to load.
     path = resolve_model(settings.model)
+    generation = file_generation(path)
     tokenizer = Tokenizer.from_gguf(path)
     from engine.torch_engine import TorchEngine  # noqa: PLC0415
 
@@ -94,10 +98,10 @@ def _torch(settings: Settings) -> tuple[Engine, Tokenizer]:
         threads=settings.threads,
         context=settings.context,
     )
-    return engine, tokenizer
+    return engine, tokenizer, generation
 
 
-def _scripted(settings: Settings, script: str) -> tuple[Engine, Tokenizer]:
+def _scripted(settings: Settings, script: str) -> tuple[Engine, Tokenizer, str]:
     from engine.script import read_script  # noqa: PLC0415
     from service.text import PieceTokenizer  # noqa: PLC0415
 
@@ -119,13 +123,33 @@ def _scripted(settings: Settings, script: str) -> tuple[Engine, Tokenizer]:
         add_bos=played.bos_id is not None,
         chat_template=played.chat_template,
     )
-    return engine, tokenizer
+    return engine, tokenizer, script_generation(Path(script))
 
 
 def _cache(settings: Settings) -> PrefixCache:
     from kvcache import NaiveCache, RadixCache  # noqa: PLC0415
 
-    return (RadixCache if settings.cache == "radix" else NaiveCache)(settings.page_size)
+    if settings.cache == "naive":
+        return NaiveCache(settings.page_size)
+    return RadixCache(settings.page_size, policy=settings.eviction)
+
+
+def file_generation(path: Path) -> str:
+    """What tells a model file from any other that had or will have its name: its name, size and time of change.
+
+    Reading all of it would take longer than loading the model does.
+    """
+    known = path.stat()
+    return _digest(f"{path.name}\0{known.st_size}\0{known.st_mtime_ns}".encode())
+
+
+def script_generation(path: Path) -> str:
+    """The same of a script, by its content; of one that can be read only once (a pipe), by its name."""
+    return _digest(path.read_bytes() if path.is_file() else str(path).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _aliases(settings: Settings, name: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCRIPTED = "scripted:"
+DEFAULT_TARGET = "127.0.0.1:50051"
 DEVICES = ("auto", "cpu")
 
 
@@ -32,6 +33,7 @@ class Settings:
         device: Where the model runs: "auto" or "cpu".
         engine: "torch", or "scripted:FILE" to play given tokens.
         cache: "radix", or "naive", which never finds anything.
+        eviction: What the radix cache evicts first, one of ``kvcache.POLICIES``.
         page_size: Tokens in a page of the cache.
         pool_tokens: Tokens in the whole page pool; None leaves it to the engine.
         context: Prompt and output together, in tokens; None is the model's own.
@@ -51,6 +53,7 @@ class Settings:
     device: str = "auto"
     engine: str = "torch"
     cache: str = "radix"
+    eviction: str = "lru"
     page_size: int = 16
     pool_tokens: int | None = None
     context: int | None = None

@@ -45,6 +45,11 @@ def say(text: str) -> None:
         sys.stdout.flush()
 
 
+def on_screen() -> bool:
+    """Whether a person sees the output."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def read_all() -> str:
     """All of standard input.
 
@@ -98,7 +103,7 @@ def read_line(prompt: str) -> str | None:
 
 
 def _read_line(prompt: str) -> str | None:
-    if at_keyboard() and sys.stdout is not None and sys.stdout.isatty():
+    if at_keyboard() and on_screen():
         try:
             return input(prompt)
         except EOFError:

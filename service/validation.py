@@ -19,6 +19,7 @@ import numpy as np
 
 from scheduler.request import Sampling
 from service.errors import InvalidRequestError, NotServedError, Violation
+from service.namespace import Namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,12 +80,14 @@ class Limits:
         context_length: Prompt and output together, in tokens.
         eos_token_ids: Ids that end generation unless the request ignores them.
         default_temperature: For requests that name none.
+        generation: Identifies the loaded weights: what others computed must not be found.
     """
 
     vocab_size: int
     context_length: int
     eos_token_ids: frozenset[int]
     default_temperature: float = 1.0
+    generation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Checked:
         max_tokens: As asked; None is up to the end of the context.
         stop_ids: End-of-sequence ids included, unless they are to be ignored.
         stop_strings: In the request's order.
-        namespace: Keeps cached prefixes of different salts apart.
+        namespace: Keeps cached prefixes of different weights and salts apart.
     """
 
     sampling: Sampling
@@ -131,7 +134,7 @@ def check_request(request: pb.GenerateRequest, limits: Limits) -> Checked:
         max_tokens=request.stop.max_tokens if request.stop.HasField("max_tokens") else None,
         stop_ids=frozenset(request.stop.token_ids) | (frozenset() if request.stop.ignore_eos else limits.eos_token_ids),
         stop_strings=tuple(request.stop.strings),
-        namespace=namespace_of(request.cache.salt),
+        namespace=Namespace(limits.generation, request.cache.salt).encode(),
     )
 
 
@@ -182,10 +185,14 @@ def fit_prompt(field: str, length: int, max_tokens: int | None, limits: Limits) 
     return room if max_tokens is None else min(max_tokens, room)
 
 
-def namespace_of(salt: str) -> bytes:
-    """The cache namespace of a salt; the length goes first, so that no two parts of a namespace can run together."""
-    encoded = salt.encode()
-    return len(encoded).to_bytes(4, "little") + encoded
+def check_salt(field: str, salt: str) -> None:
+    """Checks a salt that stands outside a GenerateRequest.
+
+    Raises:
+        InvalidRequestError: It is too long for any request to have it.
+    """
+    if len(salt.encode()) > MAX_SALT_BYTES:
+        raise InvalidRequestError.of(field, f"must have at most {MAX_SALT_BYTES} bytes")
 
 
 def _sampling(params: pb.SamplingParams, limits: Limits) -> Sampling:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import signal
 import subprocess
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.e2e.process import RADIXD, radixd
+from tests.e2e.screen import Screen, at_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from tests.e2e.process import Server
 
@@ -123,39 +122,9 @@ def test_a_server_that_goes_away_costs_the_turn_and_not_the_conversation(start: 
         assert process.wait(10) == 0
 
 
-class Screen:
-    """A terminal that a process believes in."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._unread = b""
-
-    def type(self, keys: bytes) -> None:
-        """Presses keys."""
-        os.write(self._descriptor, keys)
-
-    def until(self, text: bytes) -> bytes:
-        """Reads up to and including a text."""
-        while text not in self._unread:
-            self._unread += os.read(self._descriptor, 1024)
-        before, _, self._unread = self._unread.partition(text)
-        return before + text
-
-
-@contextmanager
-def terminal(server: Server) -> Iterator[tuple[subprocess.Popen[bytes], Screen]]:
+def terminal(server: Server) -> AbstractContextManager[tuple[subprocess.Popen[bytes], Screen]]:
     """A conversation at a terminal."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [RADIXD, "chat", "--target", server.target, "--max-tokens", "4"],
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    ) as process:  # fmt: skip
-        os.close(theirs)
-        try:
-            yield process, Screen(ours)
-        finally:
-            process.kill()
-            os.close(ours)
+    return at_terminal("chat", "--target", server.target, "--max-tokens", "4")
 
 
 @pytest.mark.timeout(60)

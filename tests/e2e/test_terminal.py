@@ -91,7 +91,7 @@ def test_a_model_without_a_template_continues_the_prompt_and_says_so(start: Call
     assert_one_line(radixd("chat", "--target", server.target, input="Hello\n").stderr, "no chat template", "--raw")
 
 
-@pytest.mark.parametrize("command", [("generate", "Hello"), ("chat",)])
+@pytest.mark.parametrize("command", [("generate", "Hello"), ("chat",), ("top",), ("top", "--once")])
 def test_without_a_server_the_way_to_start_one_is_told(command: tuple[str, ...]) -> None:
     result = radixd(*command, "--target", "127.0.0.1:1", stdin=subprocess.DEVNULL)
     assert result.returncode == 1

@@ -4,6 +4,8 @@ import dataclasses
 import importlib.metadata
 import io
 import socket
+import subprocess
+import sys
 import textwrap
 import tomllib
 from typing import TYPE_CHECKING
@@ -11,11 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from service.cli import MAX_STOPS, cli, run, suggestion
+from kvcache import POLICIES
+from service.cli import MAX_STOPS, cli, run
 from service.errors import StartError
 from service.options import Number, Text
 from service.server import check_port, join_address
 from service.settings import Settings
+from service.suggestion import suggestion
 from service.validation import FLOAT_RANGES, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS
 from tests.service.commands import failure
 
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
         (("--port", "many"), "--port many: is not an integer"),
         (("--page-size", "0"), "--page-size"),
         (("--cache", "lru"), "--cache"),
+        (("--eviction", "fifo"), f"--eviction fifo: must be {' or '.join(POLICIES)}"),
         (("--grace", "-1"), "--grace"),
         (("--device", "cuda"), "--device cuda: not built yet; use auto or cpu"),
         (("--device", "tpu"), "--device tpu: must be auto or cpu"),
@@ -82,6 +87,8 @@ def test_a_broken_model_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp
         (("generate", "--target", "localhost:99999", "Hello"), "give host:port"),
         (("chat", "--temperature", "200"), "--temperature 200: must be between 0 and 100"),
         (("chat", "--target", "no spaces:1"), "give host:port"),
+        (("top", "--interval", "0"), "--interval 0: must be between 0.1 and 3600"),
+        (("top", "now"), "unexpected argument 'now'; top takes only flags"),
         (("chat", "now"), "unexpected argument 'now'; chat takes only flags"),
         (("generate", "\udcff"), "PROMPT '\\udcff': is not UTF-8 text"),
         (("generate", "--stop", "\udcff", "Hello"), "--stop '\\udcff': is not UTF-8 text"),
@@ -190,7 +197,17 @@ def test_help_documents_every_setting_with_its_default_and_its_variable() -> Non
 
 
 def test_only_commands_that_are_built_are_advertised() -> None:
-    assert sorted(cli.commands) == ["chat", "generate", "serve"]
+    assert sorted(cli.commands) == ["chat", "generate", "serve", "top"]
+
+
+def test_the_default_eviction_policy_is_the_caches_own_and_help_lists_them_all() -> None:
+    assert Settings().eviction == POLICIES[0]
+    assert f"--eviction [{'|'.join(POLICIES)}]" in CliRunner().invoke(cli, ["serve", "--help"]).output
+
+
+def test_commands_that_serve_nothing_load_neither_torch_nor_the_engine() -> None:
+    code = "import sys, service.cli, service.client, service.top; print({'torch', 'engine'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_the_version_is_the_packages() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from radixd.v1 import generate_pb2 as pb
 
+from kvcache import RadixCache
 from service.errors import InvalidRequestError, NotServedError
 from service.validation import (
     FLOAT_RANGES,
@@ -19,7 +21,6 @@ from service.validation import (
     check_ids,
     check_request,
     fit_prompt,
-    namespace_of,
 )
 
 if TYPE_CHECKING:
@@ -149,10 +150,17 @@ def test_an_empty_role_is_refused_by_position() -> None:
         check_chat(chat)
 
 
-@given(st.text(max_size=20), st.text(max_size=20))
-def test_namespaces_are_equal_exactly_for_equal_salts(one: str, other: str) -> None:
-    assert (namespace_of(one) == namespace_of(other)) is (one == other)
-    assert namespace_of(one)[4:] == one.encode()
+def test_what_other_weights_or_another_salt_computed_is_never_found() -> None:
+    cache = RadixCache(1)
+    ids = np.arange(8, dtype=np.int32)
+    reloaded = dataclasses.replace(LIMITS, generation="reloaded")
+    request, salted = pb.GenerateRequest(text="go"), pb.GenerateRequest(text="go", cache={"salt": "mine"})
+    cache.insert_prefix(ids, ids, namespace=check_request(request, LIMITS).namespace)
+    found = [
+        cache.match_prefix(ids, namespace=check_request(asked, limits).namespace).cached_len
+        for asked, limits in ((request, LIMITS), (request, reloaded), (salted, LIMITS))
+    ]
+    assert found == [8, 0, 0]
 
 
 def test_a_stop_id_outside_the_vocabulary_is_named_with_its_value() -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15radixd/v1/cache.proto\x12\tradixd.v1\"\x11\n\x0fGetStatsRequest\"\xe0\x02\n\x10GetStatsResponse\x12\x13\n\x0bpages_total\x18\x01 \x01(\x04\x12\x12\n\npages_free\x18\x02 \x01(\x04\x12\x17\n\x0fpages_evictable\x18\x03 \x01(\x04\x12\x17\n\x0fpages_protected\x18\x04 \x01(\x04\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\x12\n\nhit_tokens\x18\x06 \x01(\x04\x12\x15\n\rlookup_tokens\x18\x07 \x01(\x04\x12\x15\n\revicted_pages\x18\x08 \x01(\x04\x12\r\n\x05nodes\x18\t \x01(\x04\x12\x0f\n\x07running\x18\n \x01(\r\x12\x0f\n\x07waiting\x18\x0b \x01(\r\x12\x18\n\x10\x66orwarded_tokens\x18\x0c \x01(\x04\x12\x15\n\rpages_private\x18\r \x01(\x04\x12\x16\n\x0epages_retiring\x18\x0e \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0f \x01(\x04\x12\r\n\x05steps\x18\x10 \x01(\x04\"\x0e\n\x0c\x46lushRequest\"$\n\rFlushResponse\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\x04\x32\x8f\x01\n\x0c\x43\x61\x63heService\x12\x43\n\x08GetStats\x12\x1a.radixd.v1.GetStatsRequest\x1a\x1b.radixd.v1.GetStatsResponse\x12:\n\x05\x46lush\x12\x17.radixd.v1.FlushRequest\x1a\x18.radixd.v1.FlushResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15radixd/v1/cache.proto\x12\tradixd.v1\"\x11\n\x0fGetStatsRequest\"\xe8\x03\n\x10GetStatsResponse\x12\x13\n\x0bpages_total\x18\x01 \x01(\x04\x12\x12\n\npages_free\x18\x02 \x01(\x04\x12\x17\n\x0fpages_evictable\x18\x03 \x01(\x04\x12\x17\n\x0fpages_protected\x18\x04 \x01(\x04\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\x12\n\nhit_tokens\x18\x06 \x01(\x04\x12\x15\n\rlookup_tokens\x18\x07 \x01(\x04\x12\x15\n\revicted_pages\x18\x08 \x01(\x04\x12\r\n\x05nodes\x18\t \x01(\x04\x12\x0f\n\x07running\x18\n \x01(\r\x12\x0f\n\x07waiting\x18\x0b \x01(\r\x12\x18\n\x10\x66orwarded_tokens\x18\x0c \x01(\x04\x12\x15\n\rpages_private\x18\r \x01(\x04\x12\x16\n\x0epages_retiring\x18\x0e \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0f \x01(\x04\x12\r\n\x05steps\x18\x10 \x01(\x04\x12\x0f\n\x07lookups\x18\x11 \x01(\x04\x12\x17\n\x0finserted_tokens\x18\x12 \x01(\x04\x12\x16\n\x0emetadata_bytes\x18\x13 \x01(\x04\x12\x12\n\nnamespaces\x18\x14 \x01(\x04\x12\x10\n\x08\x65viction\x18\x15 \x01(\t\x12\x1e\n\x16\x65victed_pages_by_class\x18\x16 \x03(\x04\"8\n\x13ListPrefixesRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x12\n\ntext_bytes\x18\x02 \x01(\r\"A\n\x14ListPrefixesResponse\x12)\n\x08prefixes\x18\x01 \x03(\x0b\x32\x17.radixd.v1.CachedPrefix\"g\n\x0c\x43\x61\x63hedPrefix\x12\x0c\n\x04salt\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\r\n\x05pages\x18\x03 \x01(\r\x12\x0c\n\x04hits\x18\x04 \x01(\x04\x12\x0e\n\x06parent\x18\x05 \x01(\x05\x12\x0c\n\x04text\x18\x06 \x01(\t\"*\n\x0c\x46lushRequest\x12\x11\n\x04salt\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_salt\"$\n\rFlushResponse\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\x04\x32\xe0\x01\n\x0c\x43\x61\x63heService\x12\x43\n\x08GetStats\x12\x1a.radixd.v1.GetStatsRequest\x1a\x1b.radixd.v1.GetStatsResponse\x12O\n\x0cListPrefixes\x12\x1e.radixd.v1.ListPrefixesRequest\x1a\x1f.radixd.v1.ListPrefixesResponse\x12:\n\x05\x46lush\x12\x17.radixd.v1.FlushRequest\x1a\x18.radixd.v1.FlushResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSREQUEST']._serialized_start=36
   _globals['_GETSTATSREQUEST']._serialized_end=53
   _globals['_GETSTATSRESPONSE']._serialized_start=56
-  _globals['_GETSTATSRESPONSE']._serialized_end=408
-  _globals['_FLUSHREQUEST']._serialized_start=410
-  _globals['_FLUSHREQUEST']._serialized_end=424
-  _globals['_FLUSHRESPONSE']._serialized_start=426
-  _globals['_FLUSHRESPONSE']._serialized_end=462
-  _globals['_CACHESERVICE']._serialized_start=465
-  _globals['_CACHESERVICE']._serialized_end=608
+  _globals['_GETSTATSRESPONSE']._serialized_end=544
+  _globals['_LISTPREFIXESREQUEST']._serialized_start=546
+  _globals['_LISTPREFIXESREQUEST']._serialized_end=602
+  _globals['_LISTPREFIXESRESPONSE']._serialized_start=604
+  _globals['_LISTPREFIXESRESPONSE']._serialized_end=669
+  _globals['_CACHEDPREFIX']._serialized_start=671
+  _globals['_CACHEDPREFIX']._serialized_end=774
+  _globals['_FLUSHREQUEST']._serialized_start=776
+  _globals['_FLUSHREQUEST']._serialized_end=818
+  _globals['_FLUSHRESPONSE']._serialized_start=820
+  _globals['_FLUSHRESPONSE']._serialized_end=856
+  _globals['_CACHESERVICE']._serialized_start=859
+  _globals['_CACHESERVICE']._serialized_end=1083
 # @@protoc_insertion_point(module_scope)

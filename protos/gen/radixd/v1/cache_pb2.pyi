@@ -3,8 +3,10 @@
 isort:skip_file
 The prefix cache, seen from outside."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -55,6 +57,12 @@ class GetStatsResponse(_message.Message):
     PAGES_RETIRING_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    LOOKUPS_FIELD_NUMBER: _builtins.int
+    INSERTED_TOKENS_FIELD_NUMBER: _builtins.int
+    METADATA_BYTES_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    EVICTION_FIELD_NUMBER: _builtins.int
+    EVICTED_PAGES_BY_CLASS_FIELD_NUMBER: _builtins.int
     pages_total: _builtins.int
     """Pages in the pool."""
     pages_free: _builtins.int
@@ -87,6 +95,25 @@ class GetStatsResponse(_message.Message):
     """Times a running request gave its pages up and was queued again, since start."""
     steps: _builtins.int
     """Steps collected, since start."""
+    lookups: _builtins.int
+    """Times the cache was searched for an admission, since start; a request that is admitted again after it was preempted
+    is searched for again.
+    """
+    inserted_tokens: _builtins.int
+    """Tokens whose pages the cache took over, since start."""
+    metadata_bytes: _builtins.int
+    """Memory of the tree, in bytes; the keys and values themselves are not counted."""
+    namespaces: _builtins.int
+    """Namespaces (salts) that hold anything now."""
+    eviction: _builtins.str
+    """The policy that chooses what is evicted, such as "lru". Empty where the cache keeps nothing."""
+    @_builtins.property
+    def evicted_pages_by_class(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Pages evicted since start, by the policy's own classes, the least valuable first, such as: one for lru, two for slru
+        (not used since they came, used), one for each of the eight priorities, and for lfu those used by 0, 1, 2-3, 4-7, ...
+        128-255 requests.
+        """
+
     def __init__(
         self,
         *,
@@ -106,29 +133,139 @@ class GetStatsResponse(_message.Message):
         pages_retiring: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         steps: _builtins.int = ...,
+        lookups: _builtins.int = ...,
+        inserted_tokens: _builtins.int = ...,
+        metadata_bytes: _builtins.int = ...,
+        namespaces: _builtins.int = ...,
+        eviction: _builtins.str = ...,
+        evicted_pages_by_class: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_pages", b"evicted_pages", "forwarded_tokens", b"forwarded_tokens", "hit_tokens", b"hit_tokens", "lookup_tokens", b"lookup_tokens", "nodes", b"nodes", "page_size", b"page_size", "pages_evictable", b"pages_evictable", "pages_free", b"pages_free", "pages_private", b"pages_private", "pages_protected", b"pages_protected", "pages_retiring", b"pages_retiring", "pages_total", b"pages_total", "preemptions", b"preemptions", "running", b"running", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_pages", b"evicted_pages", "evicted_pages_by_class", b"evicted_pages_by_class", "eviction", b"eviction", "forwarded_tokens", b"forwarded_tokens", "hit_tokens", b"hit_tokens", "inserted_tokens", b"inserted_tokens", "lookup_tokens", b"lookup_tokens", "lookups", b"lookups", "metadata_bytes", b"metadata_bytes", "namespaces", b"namespaces", "nodes", b"nodes", "page_size", b"page_size", "pages_evictable", b"pages_evictable", "pages_free", b"pages_free", "pages_private", b"pages_private", "pages_protected", b"pages_protected", "pages_retiring", b"pages_retiring", "pages_total", b"pages_total", "preemptions", b"preemptions", "running", b"running", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
 
 @_typing.final
-class FlushRequest(_message.Message):
-    """Nothing to say: everything is forgotten."""
+class ListPrefixesRequest(_message.Message):
+    """How much to list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    LIMIT_FIELD_NUMBER: _builtins.int
+    TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """Prefixes at most, up to 1000. 0 = 20."""
+    text_bytes: _builtins.int
+    """Bytes of text at most for each prefix, up to 16384. 0 = 80."""
     def __init__(
         self,
+        *,
+        limit: _builtins.int = ...,
+        text_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "text_bytes", b"text_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPrefixesRequest: _TypeAlias = ListPrefixesRequest  # noqa: Y015
+
+@_typing.final
+class ListPrefixesResponse(_message.Message):
+    """What is cached and used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrefix]:
+        """The most used first, and among equals the longest. A prefix whose every use went on to the same longer one is left
+        out in favour of that one.
+        """
+
+    def __init__(
+        self,
+        *,
+        prefixes: _abc.Iterable[Global___CachedPrefix] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPrefixesResponse: _TypeAlias = ListPrefixesResponse  # noqa: Y015
+
+@_typing.final
+class CachedPrefix(_message.Message):
+    """A prefix in the cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SALT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    salt: _builtins.str
+    """The salt of the requests it belongs to; empty where they had none."""
+    tokens: _builtins.int
+    """Its length in tokens, those of its parent included."""
+    pages: _builtins.int
+    """Its length in pages."""
+    hits: _builtins.int
+    """Requests that found all of it in the cache."""
+    parent: _builtins.int
+    """Index in this list of the longest other prefix of the same salt that this one extends; -1 if there is none."""
+    text: _builtins.str
+    """The text of its tokens beyond the parent's, from their begin, cut to text_bytes; an ellipsis follows where more was
+    left out. Control and other characters that do not print are spelled as escapes, such as \\n or \\x1b; bytes that are
+    no character appear as U+FFFD.
+    """
+    def __init__(
+        self,
+        *,
+        salt: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        pages: _builtins.int = ...,
+        hits: _builtins.int = ...,
+        parent: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hits", b"hits", "pages", b"pages", "parent", b"parent", "salt", b"salt", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedPrefix: _TypeAlias = CachedPrefix  # noqa: Y015
+
+@_typing.final
+class FlushRequest(_message.Message):
+    """What to forget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SALT_FIELD_NUMBER: _builtins.int
+    salt: _builtins.str
+    """Only what requests with this salt cached; empty is that of requests without one. Absent: everything is forgotten."""
+    def __init__(
+        self,
+        *,
+        salt: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_salt", b"_salt", "salt", b"salt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_salt", b"_salt", "salt", b"salt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__salt: _TypeAlias = _typing.Literal["salt"]  # noqa: Y015
+    _WhichOneofArgType__salt: _TypeAlias = _typing.Literal["_salt", b"_salt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__salt) -> _WhichOneofReturnType__salt | None: ...
 
 Global___FlushRequest: _TypeAlias = FlushRequest  # noqa: Y015
 

@@ -40,6 +40,11 @@ class CacheServiceStub:
                 request_serializer=radixd_dot_v1_dot_cache__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=radixd_dot_v1_dot_cache__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.ListPrefixes = channel.unary_unary(
+                '/radixd.v1.CacheService/ListPrefixes',
+                request_serializer=radixd_dot_v1_dot_cache__pb2.ListPrefixesRequest.SerializeToString,
+                response_deserializer=radixd_dot_v1_dot_cache__pb2.ListPrefixesResponse.FromString,
+                _registered_method=True)
         self.Flush = channel.unary_unary(
                 '/radixd.v1.CacheService/Flush',
                 request_serializer=radixd_dot_v1_dot_cache__pb2.FlushRequest.SerializeToString,
@@ -58,8 +63,20 @@ class CacheServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPrefixes(self, request, context):
+        """Lists the most used cached prefixes, with their text: it shows what other callers sent.
+
+        Statuses: INVALID_ARGUMENT (a field is out of range).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Flush(self, request, context):
-        """Forgets every cached prefix. Running requests go on, and what they computed before the flush is not cached.
+        """Forgets every cached prefix, or those of one salt. Running requests go on, and what they computed before the flush
+        is not cached.
+
+        Statuses: INVALID_ARGUMENT (a salt of more than 256 bytes).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +89,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=radixd_dot_v1_dot_cache__pb2.GetStatsRequest.FromString,
                     response_serializer=radixd_dot_v1_dot_cache__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'ListPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrefixes,
+                    request_deserializer=radixd_dot_v1_dot_cache__pb2.ListPrefixesRequest.FromString,
+                    response_serializer=radixd_dot_v1_dot_cache__pb2.ListPrefixesResponse.SerializeToString,
             ),
             'Flush': grpc.unary_unary_rpc_method_handler(
                     servicer.Flush,
@@ -107,6 +129,33 @@ class CacheService:
             '/radixd.v1.CacheService/GetStats',
             radixd_dot_v1_dot_cache__pb2.GetStatsRequest.SerializeToString,
             radixd_dot_v1_dot_cache__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixd.v1.CacheService/ListPrefixes',
+            radixd_dot_v1_dot_cache__pb2.ListPrefixesRequest.SerializeToString,
+            radixd_dot_v1_dot_cache__pb2.ListPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

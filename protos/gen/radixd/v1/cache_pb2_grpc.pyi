@@ -35,8 +35,17 @@ class CacheServiceStub:
     def __new__(cls, channel: _aio.Channel) -> CacheServiceAsyncStub: ...
     GetStats: _grpc.UnaryUnaryMultiCallable[_cache_pb2.GetStatsRequest, _cache_pb2.GetStatsResponse]
     """Counts pages, tokens and requests."""
+    ListPrefixes: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ListPrefixesRequest, _cache_pb2.ListPrefixesResponse]
+    """Lists the most used cached prefixes, with their text: it shows what other callers sent.
+
+    Statuses: INVALID_ARGUMENT (a field is out of range).
+    """
     Flush: _grpc.UnaryUnaryMultiCallable[_cache_pb2.FlushRequest, _cache_pb2.FlushResponse]
-    """Forgets every cached prefix. Running requests go on, and what they computed before the flush is not cached."""
+    """Forgets every cached prefix, or those of one salt. Running requests go on, and what they computed before the flush
+    is not cached.
+
+    Statuses: INVALID_ARGUMENT (a salt of more than 256 bytes).
+    """
 
 @_typing.type_check_only
 class CacheServiceAsyncStub(CacheServiceStub):
@@ -45,8 +54,17 @@ class CacheServiceAsyncStub(CacheServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStats: _aio.UnaryUnaryMultiCallable[_cache_pb2.GetStatsRequest, _cache_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Counts pages, tokens and requests."""
+    ListPrefixes: _aio.UnaryUnaryMultiCallable[_cache_pb2.ListPrefixesRequest, _cache_pb2.ListPrefixesResponse]  # type: ignore[assignment]
+    """Lists the most used cached prefixes, with their text: it shows what other callers sent.
+
+    Statuses: INVALID_ARGUMENT (a field is out of range).
+    """
     Flush: _aio.UnaryUnaryMultiCallable[_cache_pb2.FlushRequest, _cache_pb2.FlushResponse]  # type: ignore[assignment]
-    """Forgets every cached prefix. Running requests go on, and what they computed before the flush is not cached."""
+    """Forgets every cached prefix, or those of one salt. Running requests go on, and what they computed before the flush
+    is not cached.
+
+    Statuses: INVALID_ARGUMENT (a salt of more than 256 bytes).
+    """
 
 class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
     """The prefix cache, seen from outside."""
@@ -60,11 +78,26 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         """Counts pages, tokens and requests."""
 
     @_abc_1.abstractmethod
+    def ListPrefixes(
+        self,
+        request: _cache_pb2.ListPrefixesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.ListPrefixesResponse, _abc.Awaitable[_cache_pb2.ListPrefixesResponse]]:
+        """Lists the most used cached prefixes, with their text: it shows what other callers sent.
+
+        Statuses: INVALID_ARGUMENT (a field is out of range).
+        """
+
+    @_abc_1.abstractmethod
     def Flush(
         self,
         request: _cache_pb2.FlushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.FlushResponse, _abc.Awaitable[_cache_pb2.FlushResponse]]:
-        """Forgets every cached prefix. Running requests go on, and what they computed before the flush is not cached."""
+        """Forgets every cached prefix, or those of one salt. Running requests go on, and what they computed before the flush
+        is not cached.
+
+        Statuses: INVALID_ARGUMENT (a salt of more than 256 bytes).
+        """
 
 def add_CacheServiceServicer_to_server(servicer: CacheServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
