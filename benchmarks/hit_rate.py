@@ -47,6 +47,7 @@ class Request:
 
     blocks: list[int]
     length: int
+    output: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Rate:
 def read(path: Path) -> list[Request]:
     """Reads a trace."""
     lines = path.read_text().splitlines()
-    return [Request(line["hash_ids"], line["input_length"]) for line in map(json.loads, lines)]
+    return [Request(line["hash_ids"], line["input_length"], line["output_length"]) for line in map(json.loads, lines)]
 
 
 def rate(requests: list[Request], found: list[int]) -> Rate:
@@ -95,7 +96,7 @@ def replay(requests: list[Request], pool: int, policy: str) -> Rate:
             count += len(evicted)
         row[first:last] = free[count - need : count]
         count -= need
-        back = cache.finish(ids, row, handle)
+        back = cache.finish(ids, row, handle, output_len=request.output)
         free[count : count + len(back)] = back
         count += len(back)
     cache.check_integrity()

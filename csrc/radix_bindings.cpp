@@ -128,10 +128,21 @@ nb::object admit(Self self, nb::handle ids, nb::handle row, const nb::bytes &nam
     return new_handle(self, place);
 }
 
-nb::object commit(Tree &self, nb::handle ids, nb::handle row, Handle &handle, const nb::bytes &name_space,
-                  bool finished) {
+nb::object commit(Tree &self, nb::handle ids, nb::handle row, Handle &handle, const nb::bytes &name_space) {
     const Integers tokens(ids, "ids");
-    self.tree.commit(tokens.get(), row_of(row), name_of(name_space), finished, place_of(self, handle));
+    self.tree.commit(tokens.get(), row_of(row), name_of(name_space), nullptr, place_of(self, handle));
+    return freed_pages(self);
+}
+
+nb::object finish(Tree &self, nb::handle ids, nb::handle row, Handle &handle, const nb::bytes &name_space,
+                  std::optional<int64_t> prompt_len, std::optional<int64_t> output_len) {
+    const Integers tokens(ids, "ids");
+    const uint64_t prompt = prompt_len ? not_negative(*prompt_len, "prompt_len") : tokens.get().size();
+    const uint64_t output = output_len    ? not_negative(*output_len, "output_len")
+                            : !prompt_len ? radixd::unknown_length
+                                          : tokens.get().size() - std::min<uint64_t>(prompt, tokens.get().size());
+    const radixd::Request request{prompt, output};
+    self.tree.commit(tokens.get(), row_of(row), name_of(name_space), &request, place_of(self, handle));
     return freed_pages(self);
 }
 
@@ -202,7 +213,9 @@ nb::object commit_many(Tree &self, const nb::sequence &ids, const nb::sequence &
     }
     std::vector<int32_t> freed;
     for (size_t i = 0; i < n; ++i) {
-        self.tree.commit(tokens[i].get(), row_of(row_objects[i]), name_of(names[i]), ending[i], ends[i]->place);
+        const radixd::Request request{tokens[i].get().size(), radixd::unknown_length};
+        self.tree.commit(tokens[i].get(), row_of(row_objects[i]), name_of(names[i]), ending[i] ? &request : nullptr,
+                         ends[i]->place);
         freed.insert(freed.end(), self.tree.freed().begin(), self.tree.freed().end());
     }
     return array_of(freed);
@@ -358,7 +371,9 @@ void bind_radix_tree(nb::module_ &m) {
         .def("insert", &insert, "ids"_a, "slots"_a, "namespace"_a, "priority"_a)
         .def("admit", &admit, "ids"_a, "row"_a, "namespace"_a, "priority"_a, "required"_a)
         .def("admit_many", &admit_many, "ids"_a, "rows"_a, "namespaces"_a)
-        .def("commit", &commit, "ids"_a, "row"_a, "handle"_a, "namespace"_a, "finished"_a)
+        .def("commit", &commit, "ids"_a, "row"_a, "handle"_a, "namespace"_a)
+        .def("finish", &finish, "ids"_a, "row"_a, "handle"_a, "namespace"_a, "prompt_len"_a.none(),
+             "output_len"_a.none())
         .def("commit_many", &commit_many, "ids"_a, "rows"_a, "handles"_a, "namespaces"_a, "finished"_a)
         .def("lock", &lock, "handle"_a)
         .def("unlock", &unlock_slots, "handle"_a)

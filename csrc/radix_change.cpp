@@ -21,6 +21,21 @@ void RadixTree::begin() {
         freed_.shrink_to_fit();
 }
 
+// Makes the next `nodes` nodes cost nothing.
+void RadixTree::reserve(uint32_t nodes) {
+    nodes_.reserve(nodes);
+    index_.reserve(nodes);
+    policy_->reserve(nodes_.capacity());
+}
+
+// Tells the policy of a request that ended where a handle ends, or did before its end was cut off.
+void RadixTree::finish(NodeId end, const Request &request) {
+    while (!nodes_[end].attached && nodes_[end].parent != no_node)
+        end = nodes_[end].parent;
+    if (nodes_[end].attached && nodes_[end].kind == NodeKind::tokens)
+        policy_->finish(end, request);
+}
+
 NodeId RadixTree::new_root() {
     const NodeId id = nodes_.take();
     nodes_[id].kind = NodeKind::root;
@@ -32,8 +47,7 @@ NodeId RadixTree::new_root() {
 void RadixTree::make_whole(Spot &spot) {
     if (spot.partial == no_node)
         return;
-    nodes_.reserve(1);
-    index_.reserve(1);
+    reserve(1);
     spot = {split(spot.partial, spot.shared), spot.end + spot.shared, no_node, 0};
 }
 
@@ -62,8 +76,7 @@ RadixTree::Inserted RadixTree::insert_at(const Spot &spot, NodeId stop, Tokens i
     const uint32_t whole = whole_pages(ids), found = spot.end + spot.shared, added = whole - found;
     if (whole == 0)
         return {place_at(root_, 0, priority), 0};
-    nodes_.reserve(3);
-    index_.reserve(3);
+    reserve(3 + max_divisions);
     SlabPointer name, contents;
     if (spot.node == root_) {
         name = new_slab(sizeof(Slab) + name_space.size());
@@ -97,6 +110,8 @@ RadixTree::Inserted RadixTree::insert_at(const Spot &spot, NodeId stop, Tokens i
         ++node_count_;
         counters_.inserted_tokens += uint64_t{added} * page_size_;
         policy_->add(id, priority);
+        while (const uint32_t at = policy_->divide(id))
+            split(id, at);
     }
     for (NodeId up = above; up != stop && nodes_[up].kind == NodeKind::tokens; up = nodes_[up].parent)
         policy_->renew(up, priority);
@@ -225,8 +240,11 @@ void RadixTree::take_out(NodeId id) {
     --(node.kind == NodeKind::tokens ? node_count_ : namespace_count_);
     node.attached = false;
     node.first_child = node.next_sibling = node.prev_sibling = no_node;
-    if (node.ref_count > 0)
+    if (node.ref_count > 0) {
+        if (node.kind == NodeKind::tokens)
+            policy_->orphan(id);
         return;
+    }
     if (node.kind == NodeKind::tokens) {
         policy_->drop(id);
         evictable_ -= node.pages;

@@ -78,6 +78,8 @@ class NodePool {
     // Every id ever given out is below it.
     NodeId limit() const { return used_; }
     uint32_t live() const { return live_; }
+    // Every id that take() can give out now is below it.
+    NodeId capacity() const { return static_cast<NodeId>(chunks_.size() << chunk_bits); }
     size_t bytes() const {
         return chunks_.size() * chunk_nodes * sizeof(Node) + chunks_.capacity() * sizeof(chunks_[0]);
     }
@@ -158,8 +160,6 @@ class NodePool {
     static constexpr unsigned chunk_bits = 10;
     static constexpr NodeId chunk_mask = (NodeId{1} << chunk_bits) - 1;
     static constexpr size_t chunk_nodes = size_t{1} << chunk_bits;
-
-    NodeId capacity() const { return static_cast<NodeId>(chunks_.size() << chunk_bits); }
 
     std::vector<std::unique_ptr<Node[]>> chunks_;
     NodeId unused_ = no_node;

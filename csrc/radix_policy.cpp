@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "radix_errors.h"
+#include "radix_hazard.h"
 #include "radix_order.h"
 
 namespace radixd {
@@ -158,11 +159,11 @@ template <class Rule> class SegmentPolicy final : public Policy {
     std::array<uint64_t, Rule::classes> evicted_{};
 };
 
-template <class P> std::unique_ptr<Policy> make(NodePool &nodes) { return std::make_unique<P>(nodes); }
+template <class P> std::unique_ptr<Policy> make(NodePool &nodes, uint32_t) { return std::make_unique<P>(nodes); }
 
 struct Entry {
     std::string_view name;
-    std::unique_ptr<Policy> (*make)(NodePool &);
+    std::unique_ptr<Policy> (*make)(NodePool &, uint32_t page_size);
 };
 
 // The first is the default.
@@ -171,6 +172,7 @@ constexpr Entry entries[] = {
     {"slru", make<SegmentPolicy<Slru>>},
     {"lfu", make<SegmentPolicy<Lfu>>},
     {"priority", make<SegmentPolicy<ByPriority>>},
+    {"hazard", make_hazard_policy},
 };
 
 } // namespace
@@ -182,11 +184,11 @@ std::vector<std::string_view> policy_names() {
     return names;
 }
 
-std::unique_ptr<Policy> make_policy(std::string_view name, NodePool &nodes) {
+std::unique_ptr<Policy> make_policy(std::string_view name, NodePool &nodes, uint32_t page_size) {
     std::string known;
     for (const Entry &entry : entries) {
         if (entry.name == name)
-            return entry.make(nodes);
+            return entry.make(nodes, page_size);
         known += (known.empty() ? "" : ", ") + std::string(entry.name);
     }
     throw std::invalid_argument("no eviction policy '" + std::string(name) + "'; there are " + known);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -22,6 +23,9 @@ namespace radixd {
 using Priority = uint8_t;
 inline constexpr Priority max_priority = 7;
 
+// Divisions of one leaf at most.
+inline constexpr uint32_t max_divisions = 8;
+
 // One match: `asked` whole pages were looked up, `found` of them are cached; `node` is where those end.
 struct Lookup {
     uint64_t asked;
@@ -29,10 +33,19 @@ struct Lookup {
     NodeId node;
 };
 
+// A request that ended: tokens of its prompt, and of its output, `unknown_length` where nobody said.
+struct Request {
+    uint64_t prompt;
+    uint64_t output;
+};
+inline constexpr uint64_t unknown_length = std::numeric_limits<uint64_t>::max();
+
 class Policy {
   public:
     virtual ~Policy() = default;
 
+    // Makes room for what it keeps of each node, for all ids below `nodes`; gives back what it had beyond.
+    virtual void reserve(NodeId) {}
     // A match begins; hit() follows for each node on its path, the deepest first.
     virtual void match(const Lookup &) {}
     // A match went through all of the node. It may be locked.
@@ -41,6 +54,9 @@ class Policy {
     virtual void renew(NodeId id, Priority priority) = 0;
     // An insert made this leaf; no lock holds it yet. renew() follows for what it extends.
     virtual void add(NodeId id, Priority priority) = 0;
+    // After add(): where to split that leaf, in pages, because what follows has another past; 0 for nowhere. Asked again
+    // after each split, which leaves the leaf the rest.
+    virtual uint32_t divide(NodeId) { return 0; }
     // `prefix` was cut off `suffix` as its new parent. Both have their new lengths.
     virtual void split(NodeId prefix, NodeId suffix) = 0;
     // The node's first lock came, or its last one went; of a path, the deepest first. The latter counts as a use.
@@ -53,6 +69,12 @@ class Policy {
     virtual void evict(NodeId id, uint32_t pages) = 0;
     // An unlocked node is about to go because its KV is not wanted any more (reset, discard).
     virtual void drop(NodeId id) = 0;
+    // A locked node was cut from the tree: nothing more will be heard of it.
+    virtual void orphan(NodeId) {}
+    // A request ended that used the path to `end`, which is attached and holds tokens; what only it held is not unlocked
+    // yet, what it inserted last was never locked. An insert by itself and an unlock that takes the last lock are
+    // requests too.
+    virtual void finish(NodeId, const Request &) {}
     // An insert or an unlock is complete.
     virtual void settle() {}
 
@@ -73,6 +95,6 @@ class Policy {
 std::vector<std::string_view> policy_names();
 
 // Throws std::invalid_argument for a name that is none of policy_names().
-std::unique_ptr<Policy> make_policy(std::string_view name, NodePool &nodes);
+std::unique_ptr<Policy> make_policy(std::string_view name, NodePool &nodes, uint32_t page_size);
 
 } // namespace radixd

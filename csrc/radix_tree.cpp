@@ -21,8 +21,8 @@ uint32_t checked_page_size(uint32_t page_size) {
 
 RadixTree::RadixTree(const TreeOptions &options)
     : page_size_(checked_page_size(options.page_size)), compare_(best_compare()),
-      hash_(options.hash_seed, options.constant_hash), policy_(make_policy(options.policy, nodes_)) {
-    nodes_.reserve(1);
+      hash_(options.hash_seed, options.constant_hash), policy_(make_policy(options.policy, nodes_, page_size_)) {
+    reserve(1);
     root_ = new_root();
 }
 
@@ -73,6 +73,7 @@ RadixTree::Inserted RadixTree::insert(Tokens ids, PageSource pages, std::string_
     const Spot spot = locate(name_space, ids.data(), whole_pages(ids));
     check_pages(pages, spot.end + spot.shared, whole_pages(ids));
     const Inserted inserted = insert_at(spot, no_node, ids, pages, name_space, priority);
+    finish(inserted.place.node, {ids.size(), unknown_length});
     policy_->settle();
     return inserted;
 }
@@ -94,7 +95,8 @@ void RadixTree::check_commit(Tokens ids, std::span<const int32_t> row, const Pla
         throw std::invalid_argument("ids do not continue the prefix of the handle");
 }
 
-void RadixTree::commit(Tokens ids, std::span<int32_t> row, std::string_view name_space, bool finished, Place &place) {
+void RadixTree::commit(Tokens ids, std::span<int32_t> row, std::string_view name_space, const Request *finished,
+                       Place &place) {
     begin();
     check_commit(ids, row, place);
     const NodeId old = place.node;
@@ -113,7 +115,8 @@ void RadixTree::commit(Tokens ids, std::span<int32_t> row, std::string_view name
         policy_->settle();
     }
     --nodes_[old].locks;
-    if (finished) {
+    if (finished != nullptr) {
+        finish(end.node, *finished);
         release(old);
     } else {
         // The lock moves down: what is above the old end stays as locked as it was.
@@ -139,6 +142,8 @@ void RadixTree::unlock(const Place &place) {
     if (!nodes_[place.node].attached)
         freed_.reserve(place.end);
     --nodes_[place.node].locks;
+    if (nodes_[place.node].ref_count == 1)
+        finish(place.node, {uint64_t{place.end} * page_size_, unknown_length});
     release(place.node);
     policy_->settle();
 }
@@ -199,7 +204,7 @@ void RadixTree::expect_victims() const {
 }
 
 void RadixTree::reset() {
-    nodes_.reserve(1);
+    reserve(1);
     begin();
     freed_.reserve(evictable_);
     const NodeId old = root_;
@@ -210,6 +215,7 @@ void RadixTree::reset() {
         forget(old);
     if (nodes_.live() == 0)
         nodes_.clear();
+    policy_->reserve(nodes_.capacity());
     root_ = new_root();
     index_.shrink();
 }
@@ -234,8 +240,7 @@ void RadixTree::discard(const Place &place, uint64_t keep) {
         id = nodes_[id].parent;
     const uint32_t start = nodes_[id].end - nodes_[id].pages;
     if (start < keep) {
-        nodes_.reserve(1);
-        index_.reserve(1);
+        reserve(1);
         split(id, static_cast<uint32_t>(keep - start));
     }
     const NodeId parent = nodes_[id].parent;

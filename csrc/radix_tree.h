@@ -94,8 +94,10 @@ class RadixTree {
 
     // Inserts `ids`, which `place`, locked, is a prefix of, with the pages of `row`. Entries that the tree already has
     // its own pages for are exchanged for those; what was there is in freed(). Then moves the lock and `place` to the
-    // new end, or with `finished` unlocks `place` and moves it without a lock. A detached place is only unlocked.
-    void commit(Tokens ids, std::span<int32_t> row, std::string_view name_space, bool finished, Place &place);
+    // new end, or with `finished`, the request that ended, unlocks `place` and moves it without a lock. A detached place
+    // is only unlocked.
+    void commit(Tokens ids, std::span<int32_t> row, std::string_view name_space, const Request *finished,
+                Place &place);
     // Throws what commit() would.
     void check_commit(Tokens ids, std::span<const int32_t> row, const Place &place) const;
 
@@ -172,6 +174,8 @@ class RadixTree {
 
     void expect_victims() const;
     void begin();
+    void reserve(uint32_t nodes);
+    void finish(NodeId end, const Request &request);
     NodeId new_root();
     void make_whole(Spot &spot);
     void use(const Spot &spot, Tokens ids, Priority priority);

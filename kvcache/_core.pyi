@@ -46,8 +46,15 @@ class RadixTree:
     def admit_many(
         self, ids: Sequence[Int32Array], rows: Sequence[Int32Array], namespaces: Sequence[bytes]
     ) -> list[RadixHandle]: ...
-    def commit(
-        self, ids: Int32Array, row: Int32Array, handle: Handle, namespace: bytes, finished: bool
+    def commit(self, ids: Int32Array, row: Int32Array, handle: Handle, namespace: bytes) -> Int32Array: ...
+    def finish(
+        self,
+        ids: Int32Array,
+        row: Int32Array,
+        handle: Handle,
+        namespace: bytes,
+        prompt_len: int | None,
+        output_len: int | None,
     ) -> Int32Array: ...
     def commit_many(
         self,

@@ -228,8 +228,25 @@ class PrefixCache(ABC):
         """
 
     @abstractmethod
-    def finish(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+    def finish(
+        self,
+        ids: Int32Array,
+        row: Int32Array,
+        handle: Handle,
+        *,
+        namespace: bytes = b"",
+        prompt_len: int | None = None,
+        output_len: int | None = None,
+    ) -> Int32Array:
         """``commit`` for a request that ended: the handle moves to the new end, and is unlocked.
+
+        Args:
+            ids: As for ``commit``, and so are the next three.
+            row: See there.
+            handle: See there.
+            namespace: See there.
+            prompt_len: Tokens of the request's prompt; all of ``ids``, if None. For eviction policies that look at it.
+            output_len: Tokens of its output; if None, ``ids`` beyond the prompt, or unknown if that is None too.
 
         Returns:
             int32[k]: pages that are nobody's any more, those of orphans that only this lock held among them.

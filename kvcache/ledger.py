@@ -155,9 +155,12 @@ class Ledger:
         """Shares a running sequence's computed prefix: ``ids`` are the tokens whose forward pass completed."""
         self._settle(holding, ids, finished=False)
 
-    def release(self, holding: Holding, ids: Int32Array) -> None:
-        """Ends a sequence, keeping the prefix ``ids`` whose forward pass completed in the cache."""
-        self._settle(holding, ids, finished=True)
+    def release(self, holding: Holding, ids: Int32Array, prompt_len: int | None = None) -> None:
+        """Ends a sequence, keeping the prefix ``ids`` whose forward pass completed in the cache.
+
+        ``prompt_len`` is how much of it was prompt, for a sequence that is over; None for one that comes back.
+        """
+        self._settle(holding, ids, finished=True, prompt_len=prompt_len)
 
     def discard(self, holding: Holding) -> None:
         """Ends a sequence whose KV is not to be trusted, and forgets what it had shared before."""
@@ -165,7 +168,7 @@ class Ledger:
         holding.writes = False
         self._settle(holding, _NOTHING, finished=True)
 
-    def _settle(self, holding: Holding, ids: Int32Array, *, finished: bool) -> None:
+    def _settle(self, holding: Holding, ids: Int32Array, *, finished: bool, prompt_len: int | None = None) -> None:
         """The one place where pages pass from a sequence to the cache or to the retire queue.
 
         By token position, with every border but ``computed`` at a page border::
@@ -182,9 +185,10 @@ class Ledger:
         # A prefix that was cut from the tree is not extended there: its pages already have an owner.
         if not holding.writes:
             back = self.cache.unlock_pages(handle) if finished else _NOTHING
+        elif finished:
+            back = self.cache.finish(ids, entries, handle, namespace=holding.namespace, prompt_len=prompt_len)
         else:
-            settle = self.cache.finish if finished else self.cache.commit
-            back = settle(ids, entries, handle, namespace=holding.namespace)
+            back = self.cache.commit(ids, entries, handle, namespace=holding.namespace)
         self._retire(back)
         if finished:
             kept = handle.cached_len // self.page_size

@@ -121,13 +121,22 @@ class NaiveCache(PrefixCache):
         del ids, row, handle, namespace
         return np.empty(0, np.int32)
 
-    def finish(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+    def finish(
+        self,
+        ids: Int32Array,
+        row: Int32Array,
+        handle: Handle,
+        *,
+        namespace: bytes = b"",
+        prompt_len: int | None = None,
+        output_len: int | None = None,
+    ) -> Int32Array:
         """Takes nothing over and unlocks: int32[0].
 
         Raises:
             IntegrityError: The handle is not locked.
         """
-        del ids, row, namespace
+        del ids, row, namespace, prompt_len, output_len
         return self.unlock_pages(handle)
 
     def unlock_pages(self, handle: Handle) -> Int32Array:

@@ -233,15 +233,32 @@ class RadixCache(PrefixCache):
             IntegrityError: The handle is not locked; nothing was changed.
             TypeError, ValueError: As ``admit``, or ids do not continue the handle's prefix; nothing was changed.
         """
-        return self._tree.commit(ids, row, handle, namespace, False)
+        return self._tree.commit(ids, row, handle, namespace)
 
-    def finish(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
+    def finish(
+        self,
+        ids: Int32Array,
+        row: Int32Array,
+        handle: Handle,
+        *,
+        namespace: bytes = b"",
+        prompt_len: int | None = None,
+        output_len: int | None = None,
+    ) -> Int32Array:
         """``commit`` for a request that ended: the handle moves to the new end, and is unlocked.
+
+        Args:
+            ids: As ``commit``, and the rest too.
+            row: See there.
+            handle: See there.
+            namespace: See there.
+            prompt_len: Tokens of the request's prompt; all of ``ids``, if None. ``hazard`` looks at it.
+            output_len: Tokens of its output; if None, ``ids`` beyond the prompt, or unknown if that is None too.
 
         Returns:
             int32[k]: pages that are nobody's any more, those of orphans that only this lock held among them.
         """
-        return self._tree.commit(ids, row, handle, namespace, True)
+        return self._tree.finish(ids, row, handle, namespace, prompt_len, output_len)
 
     def unlock_pages(self, handle: Handle) -> Int32Array:
         """``lock_handle(handle, unlock=True)`` in pages, int32[m]."""

@@ -421,7 +421,7 @@ class Scheduler:
         elif holding is not None:
             del self._running[sequence]
             if trusted:
-                self.ledger.release(holding, sequence.ids[: sequence.computed])
+                self.ledger.release(holding, sequence.ids[: sequence.computed], sequence.prompt_len)
             else:
                 self.ledger.discard(holding)
 

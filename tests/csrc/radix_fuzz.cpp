@@ -50,7 +50,7 @@ struct Sequence {
 };
 
 radixd::TreeOptions options(Bytes &bytes) {
-    static constexpr uint32_t page_sizes[] = {1, 2, 4, 16};
+    static constexpr uint32_t page_sizes[] = {1, 4, 16, 256};
     const auto policies = radixd::policy_names();
     radixd::TreeOptions options;
     options.page_size = page_sizes[bytes.below(4)];
@@ -207,7 +207,8 @@ class Run {
     }
 
     void settle(Sequence &sequence, bool finished) {
-        tree_.commit(sequence.ids, sequence.row, sequence.name_space, finished, sequence.place);
+        const radixd::Request request{sequence.ids.size(), radixd::unknown_length};
+        tree_.commit(sequence.ids, sequence.row, sequence.name_space, finished ? &request : nullptr, sequence.place);
         give_freed();
         if (finished)
             give(std::span(sequence.row).subspan(sequence.place.end,

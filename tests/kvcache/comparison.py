@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from kvcache import IntegrityError, NotEnoughEvictableError, OutOfPagesError, PageAllocator, RadixCache
-from tests.kvcache.oracle import OracleCache
+from tests.kvcache.hazard_oracle import oracle_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,7 @@ class FastAgainstOracle(RuleBasedStateMachine):
         self.policy = policy
         self.page_size = page_size
         self.caches: list[Any] = [
-            OracleCache(page_size, policy=policy),
+            oracle_of(policy, page_size),
             RadixCache(page_size, policy=policy, hash_seed=1),
             RadixCache(page_size, policy=policy, constant_hash=True),
         ]

@@ -107,8 +107,9 @@ def churn(cache: RadixCache, steps: int, pool_pages: int) -> int:
 
 
 def most_bytes(cache: RadixCache, pool_pages: int) -> int:
-    """Tokens and pages twice, and a node of its own for each page."""
-    return EMPTY_BYTES + pool_pages * (2 * 4 * (cache.page_size + 1) + 100)
+    """Tokens and pages twice, a node of its own for each page, and the tables that a policy has from the start."""
+    new = bytes_of(RadixCache(cache.page_size, policy=cache.policy))
+    return max(EMPTY_BYTES, new) + pool_pages * (2 * 4 * (cache.page_size + 1) + 100)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -36,7 +36,7 @@ def test_without_matches_every_policy_evicts_the_oldest_first(policy: str):
     assert order_of(filled(policy, 3, 1, 2)) == [3, 1, 2]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "hazard"])  # it goes by what it learned
 def test_the_last_unlock_counts_as_a_use(policy: str):
     cache = filled(policy, 1, 2, 3)
     handle = cache.insert_prefix([1], [9]).handle
@@ -149,5 +149,6 @@ def test_evictions_are_counted_by_the_policys_classes(policy: str):
             "slru": (1, 3),
             "lfu": (1, 1, 1, 0, 0, 0, 0, 1, 0),
             "priority": (1, 1, 1, 0, 0, 0, 0, 1),
+            "hazard": (4, 0, 0, 0, 0),  # a match alone is no request that ended
         }[policy]
     )
