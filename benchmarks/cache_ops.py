@@ -15,15 +15,16 @@ Evictions: trees of leaves of 16 tokens under the root, page 16; each ``evict(1)
 growth of resident memory while the largest of these trees, and the chat workload, fill an empty cache, for each token
 cached.
 
-The tests' oracle runs the same workloads in the same run (on a part of the requests), and has to hit the same tokens.
-It is written in Python to be plain, not to be fast: its ratio says nothing of other caches. The further columns are not
-measured here: they are what was measured of other systems' real code with stub pools, once, on a shared 2-core
-AVX-512 machine; trust their ratios.
+Every workload runs under the default eviction policy and under lru. The tests' oracle runs the same workloads in the
+same run (on a part of the requests), and has to hit the same tokens. It is written in Python to be plain, not to be
+fast: its ratio says nothing of other caches. The further columns are not measured here: they are what was measured of
+other systems' real code with stub pools, once, on a shared 2-core AVX-512 machine; trust their ratios.
 
 ``--json FILE`` writes a flat object: ``chat_us_p1``, ``chat_us_p16``, ``tree_us_p1``, ``tree_us_p16``,
-``zipf_us_p1``, ``zipf_us_p16`` (CPU microseconds a request), the same with ``oracle_`` in front, ``chat_hit_p1`` ...
-(hit rates), ``evict1_us_1k``, ``_10k``, ``_100k``, ``_1m`` and ``evict1000_us_...`` (microseconds a call, median),
-``bytes_per_token`` (the larger of ``bytes_per_token_leaves`` and ``bytes_per_token_chat``).
+``zipf_us_p1``, ``zipf_us_p16`` (CPU microseconds a request, under the default policy), the same with ``lru_`` or
+``oracle_`` in front, ``chat_hit_p1`` ... (hit rates), ``evict1_us_1k``, ``_10k``, ``_100k``, ``_1m`` and
+``evict1000_us_...`` (microseconds a call, median), ``bytes_per_token`` (the larger of ``bytes_per_token_leaves`` and
+``bytes_per_token_chat``).
 
 Run: ``python benchmarks/cache_ops.py`` (about two minutes).
 """
@@ -44,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from machine import describe, table
 
-from kvcache import RadixCache
+from kvcache import POLICIES, RadixCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,8 +104,8 @@ class Pool:
 class Fused:
     """Lives requests through the cache's fused calls, as the scheduler's ledger does."""
 
-    def __init__(self, page: int, pool: Pool) -> None:
-        self.cache = RadixCache(page)
+    def __init__(self, page: int, pool: Pool, policy: str = POLICIES[0]) -> None:
+        self.cache = RadixCache(page, policy=policy)
         self.page = page
         self.pool = pool
         self.row = np.zeros(ROW, dtype=np.int32)
@@ -233,15 +234,16 @@ def workloads(repeats: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, (make, pool_tokens, size, small) in WORKLOADS.items():
         for page in (1, 16):
-            runs = []
-            for _ in range(repeats):
-                lives = Fused(page, Pool(pool_tokens // page))
-                runs.append(run(lives, make(np.random.default_rng(7), size)))
-            figures[f"{name}_us_p{page}"] = statistics.median(runs)
-            figures[f"{name}_hit_p{page}"] = lives.hit / lives.asked
+            for prefix, policy in (("", POLICIES[0]), ("lru_", "lru")):
+                runs = []
+                for _ in range(repeats):
+                    lives = Fused(page, Pool(pool_tokens // page), policy)
+                    runs.append(run(lives, make(np.random.default_rng(7), size)))
+                figures[f"{prefix}{name}_us_p{page}"] = statistics.median(runs)
+                figures[f"{prefix}{name}_hit_p{page}"] = lives.hit / lives.asked
             plain = Plain(page, Pool(pool_tokens // page))
             figures[f"oracle_{name}_us_p{page}"] = run(plain, make(np.random.default_rng(7), small))
-            fused = Fused(page, Pool(pool_tokens // page))
+            fused = Fused(page, Pool(pool_tokens // page), "lru")
             run(fused, make(np.random.default_rng(7), small))
             if fused.hit != plain.hit:
                 raise RuntimeError(f"{name} at page {page}: {fused.hit} tokens hit, {plain.hit} in the oracle")
@@ -320,14 +322,15 @@ def main() -> None:
     figures["bytes_per_token"] = max(figures["bytes_per_token_chat"], figures["bytes_per_token_leaves"])
     rows = []
     for name in WORKLOADS:
-        ours, plain = ([figures[f"{who}{name}_us_p{page}"] for page in (1, 16)] for who in ("", "oracle_"))
-        ratio = " / ".join(f"{p / o:.0f}x" for o, p in zip(ours, plain, strict=True))
-        pair = [" / ".join(f"{us:.1f}" for us in both) for both in (ours, plain)]
-        rows.append([name, pair[0], f"{figures[f'{name}_hit_p1']:.3f}", pair[1], ratio, *FIELD[name]])
+        ours, lru, plain = ([figures[f"{who}{name}_us_p{page}"] for page in (1, 16)] for who in ("", "lru_", "oracle_"))
+        ratio = " / ".join(f"{p / o:.0f}x" for o, p in zip(lru, plain, strict=True))
+        pairs = [" / ".join(f"{us:.1f}" for us in both) for both in (ours, lru, plain)]
+        hits = f"{figures[f'{name}_hit_p1']:.3f} / {figures[f'lru_{name}_hit_p1']:.3f}"
+        rows.append([name, *pairs[:2], hits, pairs[2], ratio, *FIELD[name]])
     print(
         "\nCPU us a request, page 1 / page 16 (to the right of the ratio: figures measured elsewhere, not in this run)"
     )
-    print(table(["", "radixd", "hit, page 1", "oracle, plain Python", "ratio", *FIELD_NAMES], rows))
+    print(table(["", POLICIES[0], "lru", "hits, page 1", "oracle, lru", "to lru", *FIELD_NAMES], rows))
     rows = []
     for label, field_figures in FIELD_EVICT1.items():
         thousand = figures.get(f"evict1000_us_{label}")

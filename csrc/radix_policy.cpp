@@ -168,11 +168,11 @@ struct Entry {
 
 // The first is the default.
 constexpr Entry entries[] = {
+    {"hazard", make_hazard_policy},
     {"lru", make<SegmentPolicy<Lru>>},
     {"slru", make<SegmentPolicy<Slru>>},
     {"lfu", make<SegmentPolicy<Lfu>>},
     {"priority", make<SegmentPolicy<ByPriority>>},
-    {"hazard", make_hazard_policy},
 };
 
 } // namespace

@@ -12,11 +12,12 @@ Promises, beyond those of ``PrefixCache``:
 - **Uses.** A match, an insert, and an unlock that takes the last lock off something are uses of their path: its
   unlocked nodes become the last used, each after what extends it. A match that ends inside a node splits it first and
   uses only the part that matched.
-- **Order of eviction.** Only leaves under no lock go. Under ``lru`` the least recently used goes first; ``lfu`` prefers
-  what fewer matches used (up to 255 are told apart), ``slru`` what no match used since it came (what one did is
-  protected, up to four fifths of what is evictable), ``priority`` what has the lower priority, each with least recently
-  used among equals. The last leaf taken loses only its tail, and what stays keeps its place. The order is exact, and
-  costs the same however many nodes there are.
+- **Order of eviction.** Only leaves under no lock go; the last one taken loses only its tail, and what stays keeps its
+  place. Under ``hazard``, the default, what is expected to be used least for the time that keeping it takes goes
+  first, as learned from what was used before (docs/cache.md). Under ``lru`` the least recently used goes first;
+  ``lfu`` prefers what fewer matches used (up to 255 are told apart), ``slru`` what no match used since it came (what
+  one did is protected, up to four fifths of what is evictable), ``priority`` what has the lower priority, each with
+  least recently used among equals. The order is exact, and costs the same however many nodes there are.
 - **Orphans.** What ``reset`` or ``discard`` cuts while it is locked can no longer be matched or evicted. It still
   counts as protected, keeps every node above it locked, and its slots are what the unlock returns that frees it.
 - **Memory.** Beside the KV itself: the tokens and pages of what is cached, at most twice that after splits and
@@ -68,7 +69,7 @@ class RadixCache(PrefixCache):
     """
 
     def __init__(
-        self, page_size: int, *, policy: str = "lru", hash_seed: int | None = None, constant_hash: bool = False
+        self, page_size: int, *, policy: str = "hazard", hash_seed: int | None = None, constant_hash: bool = False
     ) -> None:
         super().__init__(page_size)
         self.policy = policy

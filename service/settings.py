@@ -53,7 +53,7 @@ class Settings:
     device: str = "auto"
     engine: str = "torch"
     cache: str = "radix"
-    eviction: str = "lru"
+    eviction: str = "hazard"
     page_size: int = 16
     pool_tokens: int | None = None
     context: int | None = None

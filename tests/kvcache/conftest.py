@@ -25,7 +25,7 @@ def make_cache(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Prefi
         if request.param == "oracle":
             made.append(OracleCache(page_size))
         else:
-            made.append(RadixCache(page_size, constant_hash=request.param == "all hashes collide"))
+            made.append(RadixCache(page_size, policy="lru", constant_hash=request.param == "all hashes collide"))
         return made[-1]
 
     yield make

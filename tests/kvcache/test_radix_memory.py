@@ -15,9 +15,9 @@ def bytes_of(cache: RadixCache) -> int:
     return cache.stats().metadata_bytes
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_short_prefixes_take_at_most_16_bytes_for_each_token(page_size: int):
-    cache = RadixCache(page_size)
+@pytest.mark.parametrize(("page_size", "policy"), [(1, "lru"), (16, "lru"), (16, "hazard")])
+def test_short_prefixes_take_at_most_16_bytes_for_each_token(page_size: int, policy: str):
+    cache = RadixCache(page_size, policy=policy)
     prompts = np.random.default_rng(0).integers(0, 128_000, (50_000, 16), dtype=np.int32)
     for page, prompt in enumerate(prompts):
         cache.insert_prefix(prompt, np.arange(16 * page, 16 * page + 16, dtype=np.int32))
@@ -25,7 +25,8 @@ def test_short_prefixes_take_at_most_16_bytes_for_each_token(page_size: int):
 
 
 def test_what_a_split_pins_does_not_keep_the_rest():
-    cache = RadixCache(1)
+    # Of a policy that remembers nothing of what it evicted.
+    cache = RadixCache(1, policy="lru")
     n = 1_000_000
     slots = np.arange(n, dtype=np.int32)
     cache.insert_prefix(slots, slots)
@@ -37,7 +38,7 @@ def test_what_a_split_pins_does_not_keep_the_rest():
 
 
 def test_a_trimmed_prefix_gives_its_tails_memory_back():
-    cache = RadixCache(16)
+    cache = RadixCache(16, policy="lru")
     slots = np.arange(160_000, dtype=np.int32)
     cache.insert_prefix(slots, slots)
     for _ in range(9_999):
@@ -120,7 +121,8 @@ def test_churn_leaves_no_memory_behind(policy: str):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_million_operations_leave_no_memory_behind():
-    cache = RadixCache(4)
+@pytest.mark.parametrize("policy", ["lru", "hazard"])
+def test_ten_million_operations_leave_no_memory_behind(policy: str):
+    cache = RadixCache(4, policy=policy)
     # Three operations a step: an admission, an insert with its unlock, an eviction.
     assert churn(cache, steps=3_400_000, pool_pages=3_000) <= most_bytes(cache, 3_000)

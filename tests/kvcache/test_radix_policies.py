@@ -22,7 +22,7 @@ def order_of(cache: RadixCache) -> list[int]:
 
 
 def test_the_default_is_the_first_of_the_policies():
-    assert RadixCache(1).policy == POLICIES[0] == "lru"
+    assert RadixCache(1).policy == POLICIES[0] == "hazard"
     assert set(POLICIES) >= {"lru", "slru", "lfu", "priority"}
 
 

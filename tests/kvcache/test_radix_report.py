@@ -9,7 +9,7 @@ from kvcache import RadixCache, SizeInfo
 
 
 def test_lookups_and_hits_are_counted_in_tokens():
-    cache = RadixCache(2)
+    cache = RadixCache(2, policy="lru")
     cache.insert_prefix([1, 2, 3, 4, 5], [0, 1, 2, 3, 4])
     cache.match_prefix([1, 2, 9])
     cache.admit(np.array([1, 2, 3, 4, 5, 6], np.int32), np.zeros(3, np.int32))
@@ -20,7 +20,7 @@ def test_lookups_and_hits_are_counted_in_tokens():
 
 
 def test_what_is_forgotten_on_purpose_does_not_count_as_evicted():
-    cache = RadixCache(1)
+    cache = RadixCache(1, policy="lru")
     cache.discard(cache.insert_prefix([1, 2], [1, 2]).handle, 1)
     cache.evict(1)
     cache.insert_prefix([1, 2], [1, 2])

@@ -79,7 +79,7 @@ def test_a_wrong_variable_is_named(
         ("deterministic = true", "deterministic = true: not built yet"),
         ('device = "cuda"', 'device = "cuda": not built yet'),
         ('cache = "lru"', 'cache = "lru": must be radix or naive'),
-        ('eviction = "radix"', 'eviction = "radix": must be lru or'),
+        ('eviction = "radix"', 'eviction = "radix": must be hazard or'),
         ('engine = "scripted:s"\nmodel = "smollm2"', 'model = "smollm2": no model is loaded with --engine scripted:s'),
         ("pool_tokens = 3", "pool_tokens = 3: must be at least one page (16)"),
         ("page-size = 4\npage_size = 4", "page-size and page_size are the same setting"),
