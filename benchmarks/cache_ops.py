@@ -38,12 +38,13 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from machine import describe, table
+from pool import Pool
 
 from kvcache import POLICIES, RadixCache
 
@@ -76,29 +77,6 @@ class Work:
 
     ids: np.ndarray
     prompt: int
-
-
-@dataclass
-class Pool:
-    """Pages that nobody holds: a stub of a pool, no more than a stack."""
-
-    pages: int
-    free: int = 0
-    stack: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.free = self.pages
-        self.stack = np.arange(self.pages, dtype=np.int32)
-
-    def take(self, count: int) -> np.ndarray:
-        """Pages, int32[count]; a view, good until the next ``give``."""
-        self.free -= count
-        return self.stack[self.free : self.free + count]
-
-    def give(self, pages: np.ndarray) -> None:
-        """Takes pages back."""
-        self.stack[self.free : self.free + len(pages)] = pages
-        self.free += len(pages)
 
 
 class Fused:

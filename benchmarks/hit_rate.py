@@ -32,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 from machine import describe, table
+from pool import Pool
 
 from kvcache import POLICIES, RadixCache
 
@@ -39,6 +40,7 @@ BLOCK = 512
 PAGE = 16
 POOLS = (1_000, 4_000, 16_000)
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+TRACES = [DATA / f"mooncake_{name}_trace.jsonl" for name in ("conversation", "synthetic")]
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,7 @@ def rate(requests: list[Request], found: list[int]) -> Rate:
 def replay(requests: list[Request], pool: int, policy: str) -> Rate:
     """Runs a trace through the real cache, with a pool of ``pool`` blocks."""
     cache = RadixCache(PAGE, policy=policy)
-    pages = pool * BLOCK // PAGE
-    free = np.arange(pages, dtype=np.int32)
-    count = pages
+    pages = Pool(pool * BLOCK // PAGE)
     row = np.zeros(1 << 16, dtype=np.int32)
     offsets = np.arange(BLOCK, dtype=np.int32)
     found = []
@@ -87,18 +87,13 @@ def replay(requests: list[Request], pool: int, policy: str) -> Rate:
         first, last = handle.cached_len // PAGE, len(ids) // PAGE
         found.append(handle.cached_len)
         need = last - first
-        if need > count + cache.evictable_pages:
+        if need > pages.free + cache.evictable_pages:
             cache.unlock_pages(handle)
             continue
-        if need > count:
-            evicted = cache.evict_pages(need - count)
-            free[count : count + len(evicted)] = evicted
-            count += len(evicted)
-        row[first:last] = free[count - need : count]
-        count -= need
-        back = cache.finish(ids, row, handle, output_len=request.output)
-        free[count : count + len(back)] = back
-        count += len(back)
+        if need > pages.free:
+            pages.give(cache.evict_pages(need - pages.free))
+        row[first:last] = pages.take(need)
+        pages.give(cache.finish(ids, row, handle, output_len=request.output))
     cache.check_integrity()
     return rate(requests, found)
 
@@ -150,7 +145,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     parser.add_argument("--policy", action="append", choices=POLICIES, help="only these; may be given again")
     options = parser.parse_args()
-    paths = options.trace or [DATA / f"mooncake_{name}_trace.jsonl" for name in ("conversation", "synthetic")]
+    paths = options.trace or TRACES
     policies = options.policy or list(POLICIES)
     print(describe(), flush=True)
     figures: dict[str, float] = {}

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from hit_rate import BLOCK, DATA, PAGE, Request, read
+from hit_rate import BLOCK, PAGE, TRACES, Request, read
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, action="append", metavar="FILE", help="a trace; may be given again")
     options = parser.parse_args()
-    paths = options.trace or [DATA / f"mooncake_{name}_trace.jsonl" for name in ("conversation", "synthetic")]
+    paths = options.trace or TRACES
     exposed, reused = np.zeros((BUCKETS, KINDS)), np.zeros((BUCKETS, KINDS))
     for path in paths:
         requests = read(path)

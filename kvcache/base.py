@@ -100,7 +100,8 @@ class CacheStats:
         hit_tokens: Tokens that those found.
         inserted_tokens: Tokens taken over.
         evicted_pages: Pages evicted, by the policy's classes, the least valuable first: one for ``lru``, two for
-            ``slru``, one for each priority, and for ``lfu`` those used by 0, 1, 2-3, 4-7, ... 128-255 matches.
+            ``slru``, one for each priority, for ``lfu`` those used by 0, 1, 2-3, 4-7, ... 128-255 matches, and for
+            ``hazard`` those used by 1, 2, 3-4, 5-8 and more requests.
         nodes: Nodes that hold tokens and can be matched.
         namespaces: Namespaces that hold any.
         metadata_bytes: Memory of all this, the KV itself not counted.

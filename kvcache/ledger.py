@@ -85,7 +85,6 @@ class Ledger:
         self.num_pages = num_pages
         width = min(self.pages_for(max_tokens), num_pages)
         self.table = np.zeros((max_rows, width), dtype=np.int32)
-        self.evicted_pages = 0
         self._allocator = PageAllocator(num_pages)
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._holdings: dict[int, Holding] = {}
@@ -182,7 +181,8 @@ class Ledger:
         it ends, and then retire too.
         """
         entries, handle = self.table[holding.row], holding.handle
-        # A prefix that was cut from the tree is not extended there: its pages already have an owner.
+        # What may not write only takes its lock back. A prefix that was cut from the tree the cache itself leaves as it
+        # is: its pages already have an owner.
         if not holding.writes:
             back = self.cache.unlock_pages(handle) if finished else _NOTHING
         elif finished:
@@ -241,7 +241,6 @@ class Ledger:
         if missing > 0:
             # An evicted page need not retire: no live sequence holds it, and whoever gets it writes it in a later step.
             self._allocator.free(self.cache.evict_pages(missing))
-            self.evicted_pages += missing
         return self._allocator.allocate(pages)
 
     def _pages_of(self, slots: Int32Array) -> Int32Array:

@@ -195,18 +195,9 @@ class RadixCache(PrefixCache):
     def admit(
         self, ids: Int32Array, row: Int32Array, *, namespace: bytes = b"", priority: int = 0, required: int = 0
     ) -> RadixHandle | None:
-        """Matches ``ids``, locks what was found, and writes its pages into a page table's row.
+        """See ``PrefixCache``.
 
-        Args:
-            ids: int32[n], without the last token of the request, so that at least one is computed.
-            row: int32[m], m at least the pages found: entries [0, cached_len / page_size) are written.
-            namespace: As in ``match_prefix``.
-            priority: As in ``match_prefix``; what ``commit`` and ``finish`` insert below the handle gets it too.
-            required: Nothing happens, not even a use, if the pages found and those that would then still be evictable
-                are fewer.
-
-        Returns:
-            The locked handle, or None where ``required`` is not met.
+        ``priority`` is as in ``match_prefix``; what ``commit`` and ``finish`` insert below the handle gets it too.
 
         Raises:
             TypeError: The row is not a writable contiguous int32[m].
@@ -215,20 +206,7 @@ class RadixCache(PrefixCache):
         return self._tree.admit(ids, row, namespace, priority, required)
 
     def commit(self, ids: Int32Array, row: Int32Array, handle: Handle, *, namespace: bytes = b"") -> Int32Array:
-        """Inserts what a running request computed beyond ``handle``, and moves the handle and its lock to the new end.
-
-        By page, with ``old`` the handle's end before and ``now`` what the tree had already: entries [old, now) of the
-        row are exchanged for the tree's pages, and what stood there is returned; those in [now, handle's new end)
-        become the tree's. A handle that is no longer attached, or ``ids`` that end before it, change nothing.
-
-        Args:
-            ids: int32[n], the request's tokens whose KV is computed; they continue the handle's prefix.
-            row: int32[m], the request's row of the page table, m at least n / page_size.
-            handle: Locked; it moves.
-            namespace: The one that the handle was admitted in.
-
-        Returns:
-            int32[k]: pages that are nobody's any more.
+        """See ``PrefixCache``.
 
         Raises:
             IntegrityError: The handle is not locked; nothing was changed.
@@ -246,19 +224,7 @@ class RadixCache(PrefixCache):
         prompt_len: int | None = None,
         output_len: int | None = None,
     ) -> Int32Array:
-        """``commit`` for a request that ended: the handle moves to the new end, and is unlocked.
-
-        Args:
-            ids: As ``commit``, and the rest too.
-            row: See there.
-            handle: See there.
-            namespace: See there.
-            prompt_len: Tokens of the request's prompt; all of ``ids``, if None. ``hazard`` looks at it.
-            output_len: Tokens of its output; if None, ``ids`` beyond the prompt, or unknown if that is None too.
-
-        Returns:
-            int32[k]: pages that are nobody's any more, those of orphans that only this lock held among them.
-        """
+        """See ``PrefixCache``; raises as ``commit`` does. Of the policies, ``hazard`` looks at the lengths."""
         return self._tree.finish(ids, row, handle, namespace, prompt_len, output_len)
 
     def unlock_pages(self, handle: Handle) -> Int32Array:

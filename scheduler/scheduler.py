@@ -189,7 +189,7 @@ class Scheduler:
             waiting=len(self._waiting) + self._held,
             hit_tokens=self._hit_tokens,
             lookup_tokens=self._lookup_tokens,
-            evicted_pages=self.ledger.evicted_pages,
+            evicted_pages=sum(self.cache_stats().evicted_pages),
             forwarded_tokens=self._forwarded_tokens,
             preemptions=self._preemptions,
             steps=self._steps_collected,
